@@ -3,5 +3,19 @@
 from __future__ import annotations
 
 from furnace.scheduler.config import SchedulerConfig
+from furnace.scheduler.kv_budget import KvBudget
+from furnace.scheduler.plan import Plan, PlannedChunk
+from furnace.scheduler.sequence import Phase, Sequence
+from furnace.scheduler.state import SchedulerState
+from furnace.scheduler.waiting_queue import WaitingQueue
 
-__all__ = ["SchedulerConfig"]
+__all__ = [
+    "KvBudget",
+    "Phase",
+    "Plan",
+    "PlannedChunk",
+    "SchedulerConfig",
+    "SchedulerState",
+    "Sequence",
+    "WaitingQueue",
+]

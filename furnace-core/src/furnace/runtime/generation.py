@@ -1,0 +1,43 @@
+"""The client's end of a job."""
+
+from __future__ import annotations
+
+from furnace.contracts import Event, Failed, Finished, Generation, Usage
+from furnace.runtime.job import Job
+from furnace.runtime.step_loop import Abort, StepLoop
+
+__all__ = ["ScheduledGeneration"]
+
+
+class ScheduledGeneration(Generation):
+    """Takes a job's events from its mailbox. Closing or dropping it aborts the job."""
+
+    def __init__(self, job: Job, steps: StepLoop) -> None:
+        self._job = job
+        self._steps = steps
+        self._ended = False
+
+    async def batch(self) -> list[Event]:
+        if self._ended:
+            return []
+        events = await self._job.mailbox.take()
+        if events and isinstance(events[-1], Finished | Failed):
+            self._ended = True
+        return events
+
+    async def aclose(self) -> None:
+        self._cancel()
+        self._job.mailbox.close()
+
+    @property
+    def usage(self) -> Usage:
+        return self._job.usage
+
+    def __del__(self) -> None:
+        # Not the mailbox: it belongs to the loop, and nobody reads it any more.
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._steps.post(Abort(self._job))

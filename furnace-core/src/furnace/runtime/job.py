@@ -1,0 +1,139 @@
+"""A request while furnace runs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from furnace.contracts import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Row,
+    Started,
+    Text,
+    Usage,
+)
+from furnace.runtime.handoff import Handoff, Mailbox
+from furnace.runtime.text_output import TextOutput
+from furnace.scheduler import Sequence
+
+__all__ = ["Job"]
+
+
+class Job:
+    """Everything that belongs to one sequence: its request, its place in the scheduler, its model state, its output.
+
+    Built before admission, then touched by the model thread only; the counts behind ``usage`` may be read anywhere.
+
+    Args:
+        sequence: its prompt and progress.
+        request: as it was admitted.
+        seed: the client's, or one drawn for all choices of the request.
+        max_tokens: most tokens to generate.
+        end_tokens: the model's.
+        output: text side of it.
+        mailbox: where its events go.
+        in_reasoning: the prompt ended inside a reasoning section.
+
+    Attributes:
+        opened: whether the model has a state for it, namely ``state``.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_end_tokens",
+        "_in_reasoning",
+        "_stop_tokens",
+        "_unsent",
+        "mailbox",
+        "max_tokens",
+        "opened",
+        "output",
+        "request",
+        "row",
+        "sequence",
+        "state",
+    )
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        request: GenerateRequest,
+        *,
+        seed: int,
+        max_tokens: int,
+        end_tokens: frozenset[int],
+        output: TextOutput,
+        mailbox: Mailbox,
+        in_reasoning: bool,
+    ) -> None:
+        params = request.params
+        self.sequence = sequence
+        self.request = request
+        self.max_tokens = max_tokens
+        self.output = output
+        self.mailbox = mailbox
+        self.opened = False
+        self.state: Any = None
+        self._in_reasoning = in_reasoning
+        self._unsent: list[int] = []
+        self._stop_tokens = frozenset(params.stop_token_ids)
+        self._end_tokens = end_tokens
+        repeats = params.repetition_penalty != 1.0
+        counted = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._counts: Counter[int] | None = Counter() if counted else None
+        self.row = Row(
+            params=params,
+            seed=seed,
+            choice=request.choice,
+            position=0,
+            prompt_counts=Counter(sequence.prompt) if repeats else {},
+            counts={} if self._counts is None else self._counts,
+            end_tokens=end_tokens,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(prompt_tokens=len(self.sequence.prompt), completion_tokens=len(self.sequence.generated))
+
+    def start(self, handoff: Handoff) -> None:
+        """It leaves the queue."""
+        handoff.add(
+            self.mailbox,
+            Started(prompt_tokens=len(self.sequence.prompt), in_reasoning=self._in_reasoning),
+        )
+
+    def take(self, token: int, handoff: Handoff) -> bool:
+        """Its next token was picked and is already the last of ``sequence.generated``.
+
+        Returns:
+            Whether that was its last.
+        """
+        self._unsent.append(token)
+        self.row.position += 1
+        if self._counts is not None:
+            self._counts[token] += 1
+        if token in self._end_tokens or token in self._stop_tokens:
+            self._finish(handoff, FinishReason.STOP, "", matched=token)
+            return True
+        text = self.output.push(token)
+        if self.output.matched is not None:
+            self._finish(handoff, FinishReason.STOP, text, matched=self.output.matched)
+            return True
+        if len(self.sequence.generated) >= self.max_tokens:
+            self._finish(handoff, FinishReason.LENGTH, text)
+            return True
+        if text:
+            handoff.add(self.mailbox, Text(text, self._unsent))
+            self._unsent = []
+        return False
+
+    def _finish(self, handoff: Handoff, reason: FinishReason, text: str, *, matched: str | int | None = None) -> None:
+        text += self.output.flush()
+        if self.output.matched is not None and matched is None:
+            # The last, unfinished character completed a stop string.
+            reason, matched = FinishReason.STOP, self.output.matched
+        handoff.add(self.mailbox, Text(text, self._unsent))
+        handoff.add(self.mailbox, Finished(reason, self.usage, matched))

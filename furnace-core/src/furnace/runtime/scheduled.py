@@ -1,0 +1,306 @@
+"""A step model as an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from furnace.contracts import (
+    BatchStepModel,
+    Capabilities,
+    ChatInput,
+    EngineUnavailableError,
+    GenerateRequest,
+    Generation,
+    Health,
+    HealthState,
+    Input,
+    InvalidRequestError,
+    LlmEngine,
+    PromptTooLongError,
+    SchedulerStats,
+    StepModel,
+    TextInput,
+    TextService,
+    TokenInput,
+    UnsupportedError,
+)
+from furnace.runtime.admission import Admission
+from furnace.runtime.generation import ScheduledGeneration
+from furnace.runtime.handoff import Mailbox
+from furnace.runtime.job import Job
+from furnace.runtime.plain_model import PlainModel
+from furnace.runtime.step_loop import Add, Shutdown, StepLoop
+from furnace.runtime.text_output import TextOutput
+from furnace.sampling import Sampler
+from furnace.scheduler import SchedulerConfig, SchedulerState
+from furnace.scheduler import Sequence as ScheduledSequence
+from furnace.text import TextPipeline
+
+__all__ = ["Scheduled"]
+
+DEFAULTS = SchedulerConfig(max_queue=256, queue_deadline=300.0)
+# Tokenizing releases the GIL; more threads than this only take cores from the model.
+_TEXT_THREADS = 2
+_JOIN_SECONDS = 5.0
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    """A request's prompt in tokens."""
+
+    tokens: list[int]
+    in_reasoning: bool
+
+
+class Scheduled(LlmEngine, TextService):
+    """Serves a ``StepModel`` or a ``BatchStepModel``: continuous batching, sampling, text, cancellation.
+
+    Building it starts nothing: ``start`` makes the model thread, on which every method of the model is called from
+    then on.
+
+    Args:
+        model: what computes logits.
+        pipeline: its tokenizer and chat template.
+        config: bounds; unset ones are filled by who serves it, then by the model's limits.
+        clock: seconds, monotonic; tests bring their own.
+
+    Raises:
+        InvalidRequestError: the model's limits contradict each other.
+    """
+
+    def __init__(
+        self,
+        model: StepModel | BatchStepModel,
+        pipeline: TextPipeline,
+        config: SchedulerConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model if isinstance(model, BatchStepModel) else PlainModel(model)
+        self._model.limits.validate()
+        self._pipeline = pipeline
+        self._config = config or SchedulerConfig()
+        self._clock = clock
+        self._ids = itertools.count()
+        self._dead: str | None = None
+        self._closing = False
+        self._steps: StepLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._admission = Admission(0, clock)
+        self._text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="furnace-text")
+        self._resolve()
+
+    def configure(self, defaults: SchedulerConfig) -> None:
+        """Fill the bounds that are not set yet. Before ``start``.
+
+        Raises:
+            RuntimeError: it has started.
+        """
+        if self._steps is not None:
+            raise RuntimeError("configure() comes before start()")
+        self._config = self._config.filled(defaults)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """Set what follows from config and limits."""
+        limits, config = self._model.limits, self._config.filled(DEFAULTS)
+        kv_tokens = min((each for each in (config.kv_tokens, limits.kv_tokens) if each is not None), default=None)
+        self._limits = msgspec.structs.replace(limits, kv_tokens=kv_tokens)
+        self._limits.validate()
+        bounds = [self._model.max_context, config.max_context]
+        if kv_tokens is not None:
+            bounds.append(kv_tokens // limits.kv_block * limits.kv_block)
+        self._max_context = min(bound for bound in bounds if bound is not None)
+        self._max_running = min(config.max_running or limits.max_open, limits.max_open)
+        self._max_step_tokens = max(
+            limits.grid, min(config.max_step_tokens or limits.max_step_tokens, limits.max_step_tokens)
+        )
+        self._queue_deadline = config.queue_deadline
+        self._admission.max_queue = config.max_queue or 0
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            chat=self._pipeline.has_chat_template,
+            deterministic=self._model.capabilities.deterministic,
+            tokenize=True,
+            vocab_size=min(self._model.vocab_size, self._pipeline.vocab_size),
+            output=self._pipeline.output_format,
+        )
+
+    def health(self) -> Health:
+        if self._dead is not None:
+            return Health(HealthState.DEAD, self._dead)
+        if self._steps is None or self._closing:
+            return Health(HealthState.DEAD, "not running")
+        return Health()
+
+    def stats(self) -> SchedulerStats | None:
+        return SchedulerStats() if self._steps is None else self._steps.stats()
+
+    async def start(self) -> None:
+        if self._steps is not None:
+            raise RuntimeError("an engine starts only once")
+        state = SchedulerState(self._limits, max_running=self._max_running, max_step_tokens=self._max_step_tokens)
+        self._steps = StepLoop(
+            self._model,
+            state,
+            sampler=self._model.sampler or Sampler(),
+            vocab_size=self._pipeline.vocab_size,
+            admission=self._admission,
+            clock=self._clock,
+            on_death=self._died,
+        )
+        self._thread = threading.Thread(target=self._steps.run, name=f"furnace-model-{self.name}", daemon=True)
+        self._thread.start()
+
+    async def aclose(self) -> None:
+        self._closing = True
+        if self._steps is not None and self._thread is not None:
+            self._steps.post(Shutdown())
+            # A model that hangs must not keep the process from ending.
+            await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        self._text.shutdown(wait=False, cancel_futures=True)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        (generation,) = await self.generate_many([request])
+        return generation
+
+    async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        self._check_running()
+        for request in requests:
+            self._check(request)
+        if len(requests) > self._admission.max_queue:
+            raise InvalidRequestError(
+                f"{len(requests)} completions in one request can never fit the queue of {self._admission.max_queue}.",
+                param="n",
+            )
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._text, self._prepare, requests)
+        for each in prepared:
+            if len(each.tokens) >= self._max_context:
+                raise PromptTooLongError(len(each.tokens), self._max_context)
+        steps = self._check_running()
+        # One seed for all choices of a request: the choice's number tells them apart.
+        drawn = secrets.randbits(63)
+        jobs = [self._job(request, each, drawn, loop) for request, each in zip(requests, prepared, strict=True)]
+        self._admission.enter(len(jobs))
+        generations: list[Generation] = [ScheduledGeneration(job, steps) for job in jobs]
+        steps.post(Add(jobs))
+        return generations
+
+    async def tokenize(self, input: Input) -> list[int]:
+        loop = asyncio.get_running_loop()
+        request = GenerateRequest(input=input)
+        (prepared,) = await loop.run_in_executor(self._text, self._prepare, [request])
+        return prepared.tokens
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        self._check_ids(tokens, "tokens")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._text, self._pipeline.decode, tokens)
+
+    def _died(self, reason: str) -> None:
+        self._dead = reason
+
+    def _check_running(self) -> StepLoop:
+        if self._dead is not None:
+            raise EngineUnavailableError(f"The model {self.name} is not running: {self._dead}.")
+        if self._closing:
+            raise EngineUnavailableError("The server is shutting down.", code="shutting_down")
+        if self._steps is None:
+            raise EngineUnavailableError(f"The model {self.name} has not started.")
+        return self._steps
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Refuse what this engine does not do."""
+        for field, param in (
+            ("logprobs", "logprobs"),
+            ("prompt_logprobs", "prompt_logprobs"),
+            ("constraint", "response_format"),
+            ("tools", "tools"),
+        ):
+            if getattr(request, field) is not None:
+                raise UnsupportedError(f"The model {self.name} does not support {param}.", param=param)
+        if isinstance(request.input, ChatInput) and not self._pipeline.has_chat_template:
+            raise UnsupportedError(
+                f"The model {self.name} has no chat template, so it can't chat. Give it one with --chat-template.",
+                param="messages",
+            )
+        params = request.params
+        if params.max_tokens is not None and params.max_tokens < 1:
+            raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.logit_bias, "logit_bias")
+        if isinstance(request.input, TokenInput):
+            self._check_ids(request.input.tokens, "prompt")
+
+    def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
+        size = min(self._model.vocab_size, self._pipeline.vocab_size)
+        for token in ids:
+            if not 0 <= token < size:
+                raise InvalidRequestError(f"{param} has token id {token}; ids go from 0 to {size - 1}.", param=param)
+
+    def _prepare(self, requests: Sequence[GenerateRequest]) -> list[_Prepared]:
+        """Tokenize, equal inputs once. In a text thread."""
+        done: list[tuple[Input, _Prepared]] = []
+        prepared = []
+        for request in requests:
+            found = next((each for input, each in done if input == request.input), None)
+            if found is None:
+                found = self._encode(request)
+                done.append((request.input, found))
+            prepared.append(found)
+        return prepared
+
+    def _encode(self, request: GenerateRequest) -> _Prepared:
+        match request.input:
+            case ChatInput() as chat:
+                tokens = self._pipeline.encode_chat(chat, tools=request.tools)
+                param = "messages"
+            case TextInput(text):
+                tokens = self._pipeline.encode_text(text)
+                param = "prompt"
+            case TokenInput(ids):
+                tokens = list(ids)
+                param = "prompt"
+        if not tokens:
+            raise InvalidRequestError("The prompt is empty: it has no tokens.", param=param)
+        return _Prepared(tokens, self._pipeline.ends_in_reasoning(tokens))
+
+    def _job(self, request: GenerateRequest, prepared: _Prepared, drawn: int, loop: asyncio.AbstractEventLoop) -> Job:
+        params = request.params
+        waits = request.deadline if request.deadline is not None else self._queue_deadline
+        sequence = ScheduledSequence(
+            next(self._ids),
+            prepared.tokens,
+            client=request.client,
+            priority=request.priority,
+            deadline=None if waits is None else self._clock() + waits,
+        )
+        room = self._max_context - len(prepared.tokens)
+        return Job(
+            sequence,
+            request,
+            seed=drawn if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            end_tokens=self._pipeline.eos_token_ids,
+            output=TextOutput(self._pipeline, request),
+            mailbox=Mailbox(loop),
+            in_reasoning=prepared.in_reasoning,
+        )
