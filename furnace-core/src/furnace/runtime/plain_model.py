@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +11,6 @@ from furnace.contracts import BatchStepModel, Chunk, ChunkKind, Limits, Output, 
 from furnace.runtime.logits import read_logits
 
 __all__ = ["PlainModel"]
-
-logger = logging.getLogger("furnace.runtime")
 
 
 class _State:
@@ -67,19 +64,20 @@ class PlainModel(BatchStepModel):
 
     def step(self, batch: Sequence[Chunk]) -> npt.NDArray[np.float32]:
         rows: list[npt.NDArray[np.float32]] = []
-        failed: list[int] = []
+        failed: dict[int, Exception] = {}
         for index, chunk in enumerate(batch):
             try:
                 row = self._run(chunk)
-            except Exception:
-                logger.exception("model %s failed on a sequence", self.name)
-                failed.append(index)
+            except Exception as error:
+                failed[index] = error
                 continue
             if chunk.output is Output.LAST:
                 rows.append(row)
         logits = np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
         if failed:
-            raise StepError(failed, logits)
+            errors = list(failed.values())
+            cause = errors[0] if len(errors) == 1 else ExceptionGroup("several sequences failed", errors)
+            raise StepError(list(failed), logits) from cause
         return logits
 
     def _run(self, chunk: Chunk) -> npt.NDArray[np.float32]:

@@ -24,6 +24,7 @@ from furnace.contracts import (
     Input,
     InvalidRequestError,
     LlmEngine,
+    OutputFormat,
     PromptTooLongError,
     SchedulerStats,
     StepModel,
@@ -140,7 +141,7 @@ class Scheduled(LlmEngine, TextService):
             deterministic=self._model.capabilities.deterministic,
             tokenize=True,
             vocab_size=min(self._model.vocab_size, self._pipeline.vocab_size),
-            output=self._pipeline.output_format,
+            output=self._pipeline.output_format or OutputFormat(),
         )
 
     def health(self) -> Health:
@@ -281,7 +282,7 @@ class Scheduled(LlmEngine, TextService):
                 param = "prompt"
         if not tokens:
             raise InvalidRequestError("The prompt is empty: it has no tokens.", param=param)
-        return _Prepared(tokens, self._pipeline.ends_in_reasoning(tokens))
+        return _Prepared(tokens, self._pipeline.prompt_in_reasoning(tokens))
 
     def _job(self, request: GenerateRequest, prepared: _Prepared, drawn: int, loop: asyncio.AbstractEventLoop) -> Job:
         params = request.params
@@ -300,7 +301,7 @@ class Scheduled(LlmEngine, TextService):
             seed=drawn if params.seed is None else params.seed,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             end_tokens=self._pipeline.eos_token_ids,
-            output=TextOutput(self._pipeline, request),
+            output=TextOutput(self._pipeline, request, prepared.tokens),
             mailbox=Mailbox(loop),
             in_reasoning=prepared.in_reasoning,
         )

@@ -290,7 +290,7 @@ class StepLoop:
                 return
         for index in sorted(guilty):
             job = self._jobs[plan.chunks[index].sequence.id]
-            logger.error("request %s failed in the model: %s", job.request.id, error.message)
+            logger.error("request %s failed in the model: %s", job.request.id, error.message, exc_info=error)
             self._fail(job, EngineFailedError(_MODEL_FAILED))
         if rows is not None:
             self._advance(others)

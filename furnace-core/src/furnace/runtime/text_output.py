@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from furnace.contracts import GenerateRequest
+from collections.abc import Sequence
+
+from furnace.contracts import ChatInput, GenerateRequest
 from furnace.text import StopStrings, TextPipeline
 
 __all__ = ["TextOutput"]
@@ -11,14 +13,21 @@ __all__ = ["TextOutput"]
 class TextOutput:
     """Whole characters, and nothing that is or may still become a stop string. Used by the model thread.
 
+    Args:
+        pipeline: the model's.
+        request: its stop strings and kept tokens.
+        prompt: the prompt's token ids.
+
     Attributes:
         matched: the stop string that ended the output, or None.
     """
 
     __slots__ = ("_detokenizer", "_stops", "matched")
 
-    def __init__(self, pipeline: TextPipeline, request: GenerateRequest) -> None:
-        self._detokenizer = pipeline.detokenizer(keep_tokens=request.keep_tokens)
+    def __init__(self, pipeline: TextPipeline, request: GenerateRequest, prompt: Sequence[int]) -> None:
+        input = request.input
+        continues = input.continue_final_message if isinstance(input, ChatInput) else True
+        self._detokenizer = pipeline.detokenizer(request.keep_tokens, context=prompt if continues else ())
         self._stops = StopStrings(request.stop) if request.stop else None
         self.matched: str | None = None
 
