@@ -145,8 +145,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> TextPipeline:
     tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}|"
-    return TextPipeline.from_files(folder / "tokenizer.json", folder / "tokenizer_config.json", template)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}|")
+    return TextPipeline.from_files(
+        folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    )
 
 
 def byte_of(char: str) -> int:

@@ -421,6 +421,22 @@ def test_a_row_without_a_usable_score_fails_alone(pipeline: TextPipeline, echo: 
     run(test())
 
 
+def test_ids_that_the_tokenizer_lacks_are_never_picked(pipeline: TextPipeline, echo: Any) -> None:
+    async def test() -> None:
+        model = echo()
+
+        def padded(tokens: list[int], row: np.ndarray) -> np.ndarray:
+            row[pipeline.vocab_size :] = 99.0
+            return row
+
+        model.logits_of = padded
+        async with started(Scheduled(model, pipeline)) as engine:
+            assert pipeline.vocab_size < model.vocab_size
+            assert (await collect(await engine.generate(ask("good"))))[0] == "good"
+
+    run(test())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_when_the_model_thread_dies_everything_ends_and_health_says_so(pipeline: TextPipeline, echo: Any) -> None:
     async def test() -> None:

@@ -163,6 +163,7 @@ class Scheduled(LlmEngine, TextService):
             state,
             sampler=self._model.sampler or Sampler(),
             vocab_size=self._pipeline.vocab_size,
+            missing_tokens=self._pipeline.missing_token_ids,
             admission=self._admission,
             clock=self._clock,
             on_death=self._died,

@@ -66,6 +66,7 @@ class StepLoop:
         state: the policy, not yet used.
         sampler: picks tokens.
         vocab_size: token ids from here on are not the tokenizer's and are never picked.
+        missing_tokens: ids below it that are not the tokenizer's either.
         admission: told when a request leaves the queue.
         clock: seconds, monotonic; also that of the deadlines.
         on_death: called with one line when the thread ends by an error of its own.
@@ -78,6 +79,7 @@ class StepLoop:
         *,
         sampler: TokenSampler,
         vocab_size: int,
+        missing_tokens: frozenset[int],
         admission: Admission,
         clock: Callable[[], float] = time.monotonic,
         on_death: Callable[[str], None] = lambda reason: None,
@@ -86,6 +88,7 @@ class StepLoop:
         self._state = state
         self._sampler = sampler
         self._vocab_size = min(vocab_size, model.vocab_size)
+        self._missing = sorted(missing_tokens)
         self._admission = admission
         self._clock = clock
         self._on_death = on_death
@@ -238,8 +241,12 @@ class StepLoop:
         if not wanted:
             return
         jobs = [self._jobs[chunk.sequence.id] for chunk in wanted]
+        rows = rows[:, : self._vocab_size]
+        if self._missing:
+            rows = rows.copy()
+            rows[:, self._missing] = -np.inf
         try:
-            tokens = self._sampler.sample(rows[:, : self._vocab_size], [job.row for job in jobs])
+            tokens = self._sampler.sample(rows, [job.row for job in jobs])
         except Exception:
             self._isolate(jobs)
             return
