@@ -1,0 +1,144 @@
+"""``furnace serve``: models on the OpenAI API, until Ctrl-C."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from furnace.cli.log import set_up_logging
+from furnace.cli.progress import LoadProgress
+from furnace.cli.state import debug_option
+from furnace.config import LOG_LEVELS, ConfigError, ServeConfig, assign_options
+from furnace.contracts import LlmEngine
+from furnace.contracts.errors import quote
+from furnace.plugins import EngineSpec, load_engine
+from furnace.plugins.registry import find_engine
+
+__all__ = ["command", "serve"]
+
+logger = logging.getLogger(__name__)
+
+_POSITIVE = click.IntRange(min=1)
+
+
+@click.command("serve")
+@click.option(
+    "-e",
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="[NAME=]SPEC",
+    help="A model, such as torch:tiny-lm. Repeatable.",
+)
+@click.option(
+    "-o",
+    "--option",
+    "assignments",
+    multiple=True,
+    metavar="[NAME.]KEY=VALUE",
+    help="An option of the engines, or of the one named. Repeatable.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port to listen on; 0 picks one."
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Jinja template in place of the models' own.",
+)
+@click.option("--max-context", type=_POSITIVE, metavar="TOKENS", help="Most tokens of prompt and output together.")
+@click.option("--kv-tokens", type=_POSITIVE, metavar="TOKENS", help="Size of each model's KV cache.")
+@click.option("--max-queue", type=_POSITIVE, metavar="REQUESTS", help="Most requests that wait for each model.")
+@click.option("--threads", type=_POSITIVE, help="Compute threads of each model.  [default: cores / models]")
+@click.option("--max-body", type=_POSITIVE, metavar="BYTES", help="Largest request body.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="What to log.")
+@debug_option
+def command(
+    engines: tuple[str, ...], assignments: tuple[str, ...], chat_template: Path | None, **settings: Any
+) -> None:
+    """Serve models on the OpenAI API.
+
+    A SPEC is SCHEME:MODEL[?KEY=VALUE&KEY=VALUE]; `furnace engines` lists the schemes. NAME is what clients call the
+    model. Quote a spec that has options:
+
+    \b
+        furnace serve --engine "torch:tiny-lm?dtype=float32"
+    """
+    specs = assign_options([EngineSpec.parse(text) for text in engines], assignments)
+    template = None if chat_template is None else _read_template(chat_template)
+    serve(ServeConfig(engines=specs, chat_template=template, **settings))
+
+
+def serve(config: ServeConfig) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        PluginError: nobody brings a scheme, or several do.
+        ServerError: the address can't be had, or an engine can't be loaded or started; the cause says why.
+    """
+    for spec in config.engines:
+        find_engine(spec.scheme)  # a mistake is told at once, and not after the web framework is imported
+    from furnace.server import Bounds, Server
+
+    set_up_logging(config.log_level)
+    bounds = Bounds() if config.max_body is None else Bounds(max_body=config.max_body)
+    ready = False
+
+    def on_ready(url: str) -> None:
+        nonlocal ready
+        ready = True
+        progress.close()
+        if not _is_loopback(config.host):
+            logger.warning("anybody who can reach %s can use the models: there are no keys", url)
+        click.echo(f"furnace: serving {', '.join(server.models)} on {url}")
+
+    names = {spec.name for spec in config.engines if spec.name is not None}
+    server = Server(config.host, config.port, bounds=bounds)
+    with LoadProgress() as progress:
+        for spec in config.engines:
+            server.llm(partial(_load, spec, config, progress, names), name=spec.name)
+        server.serve(on_ready)
+    if not ready:
+        # Interrupted while a model loads, in a thread that nobody can stop. Leaving the interpreter to its end would
+        # tear that thread out of the middle of native code, which may abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _load(spec: EngineSpec, config: ServeConfig, progress: LoadProgress, names: set[str]) -> LlmEngine:
+    """Load one engine, in the server's loading thread; ``names`` are taken."""
+    label = spec.name or spec.model
+
+    def report(stage: str, done: int, total: int) -> None:
+        progress(f"{label}: {stage}", done, total)
+
+    engine = load_engine(spec, context=config.context(report), scheduler=config.scheduler)
+    if spec.name is None:
+        if engine.name in names:
+            raise ConfigError(f"two engines have the name {quote(engine.name)}; give one another: NAME={spec}")
+        names.add(engine.name)
+    return engine
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"the chat template {path} is not UTF-8 text") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

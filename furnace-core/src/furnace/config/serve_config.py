@@ -1,0 +1,106 @@
+"""All that an operator decides about a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from furnace.config.errors import ConfigError
+from furnace.contracts import EngineContext, Progress, no_progress
+from furnace.contracts.errors import quote
+from furnace.plugins.cores import usable_cores
+from furnace.plugins.engine_spec import EngineSpec
+from furnace.plugins.options import parse_assignment
+from furnace.scheduler.config import SchedulerConfig
+
+__all__ = ["LOG_LEVELS", "ServeConfig", "assign_options"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``furnace serve`` serves, and how. None leaves a value to furnace or to the engine.
+
+    Attributes:
+        engines: at least one; no name twice.
+        host: address to listen on.
+        port: 0 picks a free one.
+        chat_template: text that replaces every model's own template.
+        max_context: most tokens of prompt and output together.
+        kv_tokens: size of each engine's KV cache in tokens.
+        max_queue: most requests that wait for each engine.
+        threads: compute threads of each engine; default: the usable cores, shared out.
+        max_body: largest request body in bytes.
+        log_level: one of ``LOG_LEVELS``.
+    """
+
+    engines: list[EngineSpec]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    chat_template: str | None = None
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    max_queue: int | None = None
+    threads: int | None = None
+    max_body: int | None = None
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            raise ConfigError("no engine to serve; name one: furnace serve --engine torch:tiny-lm")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is not between 0 and 65535")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"{quote(self.log_level)} is no log level; there are {', '.join(LOG_LEVELS)}")
+        for field in ("max_context", "kv_tokens", "max_queue", "threads", "max_body"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field} is {value}, but must be at least 1")
+        names: set[str] = set()
+        for spec in self.engines:
+            if spec.name in names:
+                raise ConfigError(f"two engines have the name {quote(spec.name)}; clients choose by name: change one")
+            if spec.name is not None:
+                names.add(spec.name)
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """The bounds for engines that furnace schedules."""
+        return SchedulerConfig(max_queue=self.max_queue, max_context=self.max_context, kv_tokens=self.kv_tokens)
+
+    def context(self, progress: Progress = no_progress) -> EngineContext:
+        """What each engine is told."""
+        threads = max(1, usable_cores() // len(self.engines)) if self.threads is None else self.threads
+        return EngineContext(
+            threads=threads,
+            max_context=self.max_context,
+            kv_tokens=self.kv_tokens,
+            chat_template=self.chat_template,
+            progress=progress,
+        )
+
+
+def assign_options(specs: Sequence[EngineSpec], assignments: Sequence[str]) -> list[EngineSpec]:
+    """Give ``[NAME.]KEY=VALUE`` assignments to the engines they are for.
+
+    Without a name they are for all. ``NAME`` is an engine's name, or what stands behind its scheme when it has none.
+    They win over the options in the spec, and those with a name over those without.
+
+    Raises:
+        EngineOptionError: an assignment has not that form.
+        ConfigError: it is for no engine, or one is given twice.
+    """
+    general: dict[str, str] = {}
+    special: list[dict[str, str]] = [{} for _ in specs]
+    labels = [spec.name or spec.model for spec in specs]
+    for text in assignments:
+        name, key, value = parse_assignment(text)
+        targets = [general] if name is None else [special[i] for i, label in enumerate(labels) if label == name]
+        if not targets:
+            raise ConfigError(f"-o {quote(text)} is for no engine: the engines are {', '.join(map(quote, labels))}")
+        for target in targets:
+            if key in target:
+                raise ConfigError(f"-o {quote(text)}: this option is given twice; write it once")
+            target[key] = value
+    return [spec.with_options({**general, **own}) for spec, own in zip(specs, special, strict=True)]

@@ -1,0 +1,69 @@
+"""A request of level ``engine`` while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from furnace.contracts import Event, Failed, Finished, Generation, Usage
+
+__all__ = ["Mailbox", "MockGeneration"]
+
+
+class Mailbox:
+    """The events that were not taken yet. Touched on its event loop only."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.usage = Usage()
+        self._events: deque[Event] = deque()
+        self._changed = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event, unless the last one is in or the reader has left."""
+        if self.ended:
+            return
+        self._events.append(event)
+        self.ended = isinstance(event, Finished | Failed)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Drop what is there and take nothing any more."""
+        self.ended = True
+        self._events.clear()
+        self._changed.set()
+
+    async def take(self) -> list[Event]:
+        """All events that are there, waiting for the first; empty after the last."""
+        while not self._events and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+class MockGeneration(Generation):
+    """The client's end. The task knows the mailbox, and not this object: so dropping it can end the task."""
+
+    def __init__(self, mailbox: Mailbox, task: asyncio.Task[None]) -> None:
+        self._mailbox = mailbox
+        self._task = task
+
+    async def batch(self) -> list[Event]:
+        return await self._mailbox.take()
+
+    async def aclose(self) -> None:
+        self._mailbox.close()
+        self._task.cancel()
+        # When this returns, the engine holds nothing of the request any more.
+        await asyncio.wait([self._task])
+
+    @property
+    def usage(self) -> Usage:
+        return self._mailbox.usage
+
+    def __del__(self) -> None:
+        loop = self._task.get_loop()
+        if not self._task.done() and not loop.is_closed():
+            loop.call_soon_threadsafe(self._task.cancel)
