@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 
-from furnace.cli.log import LineFormatter
+from furnace.telemetry.logs import LineFormatter
 from furnace.cli.progress import LoadProgress
 
 

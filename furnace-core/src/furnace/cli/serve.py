@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from furnace.cli.log import set_up_logging
 from furnace.cli.progress import LoadProgress
 from furnace.cli.state import debug_option
 from furnace.config import LOG_LEVELS, ConfigError, ServeConfig, assign_options
@@ -20,6 +19,7 @@ from furnace.contracts import LlmEngine
 from furnace.contracts.errors import quote
 from furnace.plugins import EngineSpec, load_engine
 from furnace.plugins.registry import find_engine
+from furnace.telemetry.logs import set_up_logging
 
 __all__ = ["command", "serve"]
 

@@ -7,6 +7,7 @@ A request that dies in the queue has only its last event.
 
 from __future__ import annotations
 
+import builtins
 import enum
 
 import msgspec
@@ -71,7 +72,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     token: int
-    bytes: bytes
+    bytes: builtins.bytes
     logprob: float
     top: list[TokenLogprob] = []
 

@@ -36,6 +36,7 @@ from furnace.contracts import (
 from furnace.runtime.admission import Admission
 from furnace.runtime.generation import ScheduledGeneration
 from furnace.runtime.handoff import Mailbox
+from furnace.runtime.heartbeat import Heartbeat, LocalHeartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.plain_model import PlainModel
 from furnace.runtime.step_loop import Add, Shutdown, StepLoop
@@ -94,6 +95,7 @@ class Scheduled(LlmEngine, TextService):
         self._closing = False
         self._steps: StepLoop | None = None
         self._thread: threading.Thread | None = None
+        self._heartbeat: Heartbeat = LocalHeartbeat()
         self._admission = Admission(0, clock)
         self._text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="furnace-text")
         self._resolve()
@@ -108,6 +110,10 @@ class Scheduled(LlmEngine, TextService):
             raise RuntimeError("configure() comes before start()")
         self._config = self._config.filled(defaults)
         self._resolve()
+
+    def show_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Have the model thread show there that it lives. Before ``start``."""
+        self._heartbeat = heartbeat
 
     def _resolve(self) -> None:
         """Set what follows from config and limits."""
@@ -165,6 +171,7 @@ class Scheduled(LlmEngine, TextService):
             vocab_size=self._pipeline.vocab_size,
             missing_tokens=self._pipeline.missing_token_ids,
             admission=self._admission,
+            heartbeat=self._heartbeat,
             clock=self._clock,
             on_death=self._died,
         )

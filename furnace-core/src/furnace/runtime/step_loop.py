@@ -28,6 +28,7 @@ from furnace.contracts import (
 )
 from furnace.runtime.admission import Admission
 from furnace.runtime.handoff import Handoff
+from furnace.runtime.heartbeat import Heartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.logits import read_rows
 from furnace.scheduler import Phase, Plan, PlannedChunk, SchedulerState
@@ -68,6 +69,7 @@ class StepLoop:
         vocab_size: token ids from here on are not the tokenizer's and are never picked.
         missing_tokens: ids below it that are not the tokenizer's either.
         admission: told when a request leaves the queue.
+        heartbeat: told when a step begins and ends.
         clock: seconds, monotonic; also that of the deadlines.
         on_death: called with one line when the thread ends by an error of its own.
     """
@@ -81,6 +83,7 @@ class StepLoop:
         vocab_size: int,
         missing_tokens: frozenset[int],
         admission: Admission,
+        heartbeat: Heartbeat,
         clock: Callable[[], float] = time.monotonic,
         on_death: Callable[[str], None] = lambda reason: None,
     ) -> None:
@@ -90,6 +93,7 @@ class StepLoop:
         self._vocab_size = min(vocab_size, model.vocab_size)
         self._missing = sorted(missing_tokens)
         self._admission = admission
+        self._heartbeat = heartbeat
         self._clock = clock
         self._on_death = on_death
         self._commands: queue.SimpleQueue[Add | Abort | Shutdown] = queue.SimpleQueue()
@@ -179,9 +183,11 @@ class StepLoop:
             if not chunks:
                 return
             began = self._clock()
+            self._heartbeat.begin(sum(len(chunk.tokens) for chunk in chunks))
             try:
                 logits = self._model.step(chunks)
             finally:
+                self._heartbeat.end()
                 self._stats.steps += 1
                 self._stats.step_seconds += self._clock() - began
             wanted = [chunk for chunk in plan.chunks if chunk.output is Output.LAST]

@@ -1,4 +1,4 @@
-"""Logs of the command: lines on stderr."""
+"""Logs as lines on stderr."""
 
 from __future__ import annotations
 

@@ -1,0 +1,5 @@
+"""What a server counts about its models."""
+
+from furnace.telemetry.metrics import FinishedCounts, LlmMetrics, Outcome
+
+__all__ = ["FinishedCounts", "LlmMetrics", "Outcome"]
