@@ -15,6 +15,7 @@ from furnace.contracts.engine import (
     SchedulerStats,
 )
 from furnace.contracts.errors import (
+    ClientStalledError,
     EngineBusyError,
     EngineError,
     EngineFailedError,
@@ -89,6 +90,7 @@ __all__ = [
     "ChatInput",
     "Chunk",
     "ChunkKind",
+    "ClientStalledError",
     "Constraint",
     "ContentPart",
     "EmbeddingEngine",

@@ -6,7 +6,8 @@ EngineError                      what an engine refuses or fails
 ├── UnsupportedError             400  unsupported_parameter
 ├── EngineBusyError              503  engine_busy
 ├── EngineUnavailableError       503  engine_unavailable, shutting_down
-└── EngineFailedError            500  engine_failed
+├── EngineFailedError            500  engine_failed
+└── ClientStalledError                client_stalled: its client does not read; nobody is told
 
 StepModelError                   what a model says to the scheduler; never seen by a client
 ├── OutOfKvError                 no room: the scheduler makes some and asks again
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 import msgspec
 
 __all__ = [
+    "ClientStalledError",
     "EngineBusyError",
     "EngineError",
     "EngineFailedError",
@@ -148,6 +150,16 @@ class EngineFailedError(EngineError):
     codes = ("engine_failed",)
 
 
+class ClientStalledError(EngineError):
+    """The client does not read its output, and too much has gathered. The server resets the connection."""
+
+    status = 500
+    codes = ("client_stalled",)
+
+    def __init__(self) -> None:
+        super().__init__("The client does not read its output.")
+
+
 _KIND_BY_CODE: dict[str, type[EngineError]] = {
     code: kind
     for kind in (
@@ -157,6 +169,7 @@ _KIND_BY_CODE: dict[str, type[EngineError]] = {
         EngineBusyError,
         EngineUnavailableError,
         EngineFailedError,
+        ClientStalledError,
     )
     for code in kind.codes
 }

@@ -5,30 +5,48 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from furnace.contracts import Event
+from furnace.contracts import ClientStalledError, Event, Failed, Finished, Text, Usage
 
 __all__ = ["Handoff", "Mailbox"]
+
+LARGEST_MAILBOX = 1 << 20
+"""Bytes that may wait for a consumer, as far as we count them."""
 
 
 class Mailbox:
     """The events of one request that its consumer has not taken yet. Touched on its event loop only.
 
-    What has gathered is taken at once: a consumer that falls behind gets fewer and larger batches.
+    What has gathered is taken at once: a consumer that falls behind gets fewer and larger batches. One that does not
+    read at all costs a bounded amount of memory: then its request fails.
+
+    Args:
+        loop: the consumer's.
+
+    Attributes:
+        overflowed: too much has gathered; whoever fills the mailbox can stop. Read from any thread.
     """
 
-    __slots__ = ("_events", "_waiter", "closed", "loop")
+    __slots__ = ("_events", "_size", "_waiter", "closed", "loop", "overflowed")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.closed = False
+        self.overflowed = False
+        self._size = 0
         self._events: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, events: list[Event]) -> None:
         """Add events and wake the consumer."""
-        if self.closed:
+        if self.closed or self.overflowed:
             return
         self._events += events
+        if self._waiter is None:
+            self._size += sum(map(_size, events))
+            if self._size > LARGEST_MAILBOX and not isinstance(events[-1], Finished | Failed):
+                # Nobody reads: drop everything, and tell both ends.
+                self._events = [Failed(ClientStalledError().info, Usage())]
+                self.overflowed = True
         self._wake()
 
     def close(self) -> None:
@@ -46,11 +64,17 @@ class Mailbox:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
+        self._size = 0
         return events
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _size(event: Event) -> int:
+    """Bytes that an event holds, roughly."""
+    return 64 + len(event.text) + 8 * len(event.tokens) if isinstance(event, Text) else 64
 
 
 class Handoff:

@@ -275,6 +275,10 @@ class StepLoop:
         if last:
             self._stats.finished += 1
             self._end(job)
+        elif job.mailbox.overflowed:
+            # Its reader has been told.
+            self._stats.cancelled += 1
+            self._end(job)
 
     def _make_room(self) -> None:
         """The model has less room than it said; the youngest sequence goes back to the queue."""

@@ -213,8 +213,12 @@ class ProcessEngine(LlmEngine, TextService):
             case frames.Events(batches):
                 for id, events in batches:
                     remote = self._open.get(id)
-                    if remote is not None and remote.put(events):
+                    if remote is None:
+                        continue
+                    if remote.put(events):
                         del self._open[id]
+                    elif remote.mailbox.overflowed:
+                        self._abort(id)
             case frames.Status(health, stats):
                 self._health, self._stats = health, stats
             case frames.Admitted(call) | frames.Tokenized(call):

@@ -1,0 +1,316 @@
+"""Opens a model by name or path, and gives its tensors by role."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from furnace.checkpoint import hub
+from furnace.checkpoint.decoder_spec import DecoderSpec
+from furnace.checkpoint.errors import CheckpointError
+from furnace.checkpoint.families import Family, family_for_config, family_for_gguf
+from furnace.checkpoint.families.config_json import spec_from_config
+from furnace.checkpoint.families.gguf_metadata import spec_from_gguf
+from furnace.checkpoint.gguf import GgufFile, MetadataValue
+from furnace.checkpoint.mapped_file import read_json_object
+from furnace.checkpoint.quantization import TensorType
+from furnace.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile, shard_names
+from furnace.contracts.errors import quote
+
+__all__ = ["BUILT_IN", "Checkpoint", "RawTensor", "open_checkpoint"]
+
+BUILT_IN: Mapping[str, str] = MappingProxyType({"tiny-lm": "tiny_lm"})
+"""Models that ship with furnace: their names, and their folders in this package."""
+
+_MAX_CONFIG_BYTES = 1_000_000
+_CONFIG_NAME = "config.json"
+
+_Element = TypeVar("_Element", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as it is stored.
+
+    Attributes:
+        type: How its elements are stored; `type.name` is `F32`, `BF16`, `Q4_1` and so on.
+        shape: Elements, outermost dimension first.
+        rows: uint8 [..., bytes of one row], read-only.
+    """
+
+    type: TensorType
+    shape: tuple[int, ...]
+    rows: NDArray[np.uint8]
+
+
+class _StoredTensor(Protocol):
+    """What is common to the tensors of both formats."""
+
+    @property
+    def type(self) -> TensorType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class _TensorFile(Protocol):
+    """What is common to the files of both formats."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, _StoredTensor]: ...
+    def raw(self, name: str) -> NDArray[np.uint8]: ...
+    def tensor(self, name: str) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the tensor of a role is: `heads` is above 0 if its rows are interleaved within each head."""
+
+    file: _TensorFile
+    name: str
+    heads: int = 0
+
+
+class Checkpoint:
+    """An open model: what it is, and its tensors. Made by `open_checkpoint`.
+
+    May be used from several threads. Arrays stay valid after `close`.
+
+    Attributes:
+        name: A name to serve it under: `tiny-lm`, `org/name`, or the directory's or GGUF file's own name.
+        spec: What a decoder for it looks like.
+        directory: The directory with its text files, or None for a GGUF file, which has them inside.
+        gguf_metadata: All key-value pairs of a GGUF file, else None. Arrays are tuples.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: DecoderSpec,
+        places: Mapping[str, _Place],
+        files: ExitStack,
+        *,
+        directory: Path | None = None,
+        gguf_metadata: Mapping[str, MetadataValue] | None = None,
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.directory = directory
+        self.gguf_metadata = gguf_metadata
+        self._places = places
+        self._files = files
+
+    def roles(self) -> tuple[str, ...]:
+        """Return the roles of all tensors that `spec` needs; see `DecoderSpec.tensor_shapes` for their meaning."""
+        return tuple(self._places)
+
+    def tensor(self, role: str) -> NDArray[np.float32]:
+        """Return a tensor as float32, whatever its stored type.
+
+        Args:
+            role: One of `roles()`.
+
+        Returns:
+            float32, of the shape that `spec.tensor_shapes()` says; weights of projections are [outputs, inputs]. It
+            may be a read-only view of the file: copy before writing.
+
+        Raises:
+            CheckpointError: The stored type can't be converted; the message lists those that can.
+            KeyError: There is no such role.
+        """
+        place = self._places[role]
+        return _deinterleave(place.file.tensor(place.name), place.heads)
+
+    def raw(self, role: str) -> RawTensor:
+        """Return a tensor as it is stored, for engines that compute with 16-bit or quantized weights.
+
+        The rows are mapped, not copied, except where GGUF keeps them in another order (queries and keys).
+
+        Raises:
+            KeyError: There is no such role.
+        """
+        place = self._places[role]
+        stored = place.file.tensors[place.name]
+        return RawTensor(stored.type, stored.shape, _deinterleave(place.file.raw(place.name), place.heads))
+
+    def rotary_frequencies(self) -> NDArray[np.float32]:
+        """Return the angle per position of each rotary pair (i, i + head_dim / 2): float32 [head_dim / 2]."""
+        factors = self.tensor("rope.factors") if "rope.factors" in self._places else None
+        return self.spec.rotary_frequencies(factors)
+
+    def text_file(self, name: str) -> Path | None:
+        """Return the path of a text file of the model, such as `tokenizer.json`, or None if it has none.
+
+        Args:
+            name: A plain file name: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`,
+                `generation_config.json`.
+        """
+        if self.directory is None or not (self.directory / name).is_file():
+            return None
+        return self.directory / name
+
+    def close(self) -> None:
+        """Close the files. Memory that arrays still point into stays mapped until they are gone."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
+    """Open a model.
+
+    Args:
+        model: The name of a built-in model (`tiny-lm`); else a directory with config.json and safetensors, or a
+            `.gguf` file; else `org/name[@revision]` or `org/name/file.gguf[@revision]` on the Hugging Face hub, which
+            is fetched into its usual cache. A path that exists wins over the hub; `./tiny-lm` is always a path.
+
+    Raises:
+        CheckpointError: There is no such model, or its files are damaged or not supported.
+    """
+    text = os.fspath(model)
+    if text in BUILT_IN:
+        return _open_directory(Path(__file__).with_name(BUILT_IN[text]), text)
+    path = _existing_path(text)
+    if path is not None:
+        # A directory may be given as `.` or through a link; its name is that of what it points to.
+        name = path.resolve().name if path.is_dir() else path.stem
+    else:
+        reference = hub.parse_hub_model(text)
+        if reference is None or text.startswith(("/", ".", "~")):
+            raise CheckpointError(
+                f"{quote(text)}: no such directory or file, and neither a built-in model "
+                f"({', '.join(BUILT_IN)}) nor a name on the hub (org/name)"
+            )
+        path = hub.fetch(reference)
+        name = reference.repository
+    return _open_directory(path, name) if path.is_dir() else _open_gguf(path, name)
+
+
+def _existing_path(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # Too long, with a NUL byte, or in the home of nobody: then it is no path.
+        return None
+
+
+def _open_directory(directory: Path, name: str) -> Checkpoint:
+    if (directory / INDEX_NAME).is_file():
+        file_names = shard_names(directory)
+    elif (directory / SINGLE_NAME).is_file():
+        file_names = None
+    else:
+        return _open_gguf(_only_gguf(directory), name)
+    config_path = directory / _CONFIG_NAME
+    config = read_json_object(config_path, _MAX_CONFIG_BYTES)
+    try:
+        family = family_for_config(config.get("architectures"))
+        spec = spec_from_config(config, family)
+    except CheckpointError as error:
+        raise CheckpointError(f"{config_path}: {error}") from None
+    with ExitStack() as stack:
+        if file_names is None:
+            single = _opened(stack, SafetensorsFile(directory / SINGLE_NAME))
+            places = {tensor: _Place(single, tensor) for tensor in single.tensors}
+        else:
+            shards = {f: _opened(stack, SafetensorsFile(directory / f)) for f in sorted(set(file_names.values()))}
+            places = {tensor: _Place(shards[f], tensor) for tensor, f in file_names.items()}
+        by_role = {role: _find(places, family.tensor_name(_source(spec, role)), directory) for role in _roles(spec)}
+        _check_shapes(spec, by_role)
+        return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), directory=directory)
+
+
+def _open_gguf(path: Path, name: str) -> Checkpoint:
+    with ExitStack() as stack:
+        file = _opened(stack, GgufFile(path))
+        try:
+            family = family_for_gguf(file.metadata.get("general.architecture"))
+            spec = spec_from_gguf(file, family)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        places = {tensor: _Place(file, tensor) for tensor in file.tensors}
+        by_role: dict[str, _Place] = {}
+        for role in _roles(spec):
+            place = _find(places, family.gguf_tensor_name(_source(spec, role)), path)
+            heads = _interleaved_heads(spec, family, role)
+            by_role[role] = _Place(place.file, place.name, heads)
+        _check_shapes(spec, by_role)
+        return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), gguf_metadata=file.metadata)
+
+
+_File = TypeVar("_File", GgufFile, SafetensorsFile)
+
+
+def _opened(stack: ExitStack, file: _File) -> _File:
+    stack.callback(file.close)
+    return file
+
+
+def _only_gguf(directory: Path) -> Path:
+    names = sorted(entry.name for entry in directory.iterdir())
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return directory / ggufs[0]
+    if ggufs:
+        raise CheckpointError(f"{directory}: it has several GGUF files; name one: {', '.join(ggufs[:12])}")
+    if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
+        raise CheckpointError(
+            f"{directory}: it has weights as pickle only, which can run code and is never read; convert them to "
+            "safetensors (load the model in transformers and call save_pretrained)"
+        )
+    raise CheckpointError(f"{directory}: it has neither {SINGLE_NAME}, nor {INDEX_NAME}, nor a GGUF file")
+
+
+def _roles(spec: DecoderSpec) -> tuple[str, ...]:
+    return tuple(spec.tensor_shapes())
+
+
+def _source(spec: DecoderSpec, role: str) -> str:
+    return "embed" if role == "head" and spec.tie_word_embeddings else role
+
+
+def _interleaved_heads(spec: DecoderSpec, family: Family, role: str) -> int:
+    if not family.is_interleaved(role):
+        return 0
+    return spec.num_kv_heads if ".attention.k" in role else spec.num_heads
+
+
+def _find(places: Mapping[str, _Place], tensor: str, where: Path) -> _Place:
+    place = places.get(tensor)
+    if place is None or tensor not in place.file.tensors:
+        raise CheckpointError(f"{where if place is None else place.file.path}: the tensor {tensor} is missing")
+    return place
+
+
+def _check_shapes(spec: DecoderSpec, by_role: Mapping[str, _Place]) -> None:
+    for role, shape in spec.tensor_shapes().items():
+        place = by_role[role]
+        found = place.file.tensors[place.name].shape
+        if found != shape:
+            raise CheckpointError(
+                f"{place.file.path}: the tensor {place.name} has the shape {list(found)}, not {list(shape)}"
+            )
+
+
+def _deinterleave(rows: NDArray[_Element], heads: int) -> NDArray[_Element]:
+    """Put rows that alternate between the two halves of each head back in order; heads 0 means they are."""
+    if not heads:
+        return rows
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

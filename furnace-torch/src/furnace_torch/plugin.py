@@ -1,0 +1,114 @@
+"""The entry point: makes `torch:` engines. Imports no torch and no numpy; `create` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+import furnace
+from furnace.contracts import EngineContext, EngineFactory, LlmEngine
+
+if TYPE_CHECKING:
+    from furnace.checkpoint import Checkpoint, DecoderSpec
+    from furnace_torch.decoder import TorchDecoder
+
+__all__ = ["TorchFactory", "TorchOptions", "furnace_engine", "load_decoder"]
+
+# Without a word from the operator the KV cache may grow to this share of the machine's memory.
+_KV_SHARE = 4
+_KV_ITEM_BYTES = 4
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+
+
+class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Options of a `torch:` engine.
+
+    Attributes:
+        dtype: Type that the weights are kept and multiplied in. The others save memory, change the results a little,
+            and are faster only on processors with matrix units for them.
+        device: Where it runs.
+        threads: Compute threads; None for what furnace found usable.
+        max_sequences: Sequences open at once, running and cached.
+        max_step_tokens: Prompt tokens in one step: more is faster for prompts, less keeps streams smoother.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu"] = "cpu"
+    threads: _Count | None = None
+    max_sequences: _Count = 32
+    max_step_tokens: Annotated[int, msgspec.Meta(ge=128, le=1 << 20)] = 512
+
+
+class TorchFactory(EngineFactory[TorchOptions]):
+    """Makes engines from what `furnace.checkpoint` opens: `tiny-lm`, directories, GGUF files, hub names."""
+
+    options = TorchOptions
+
+    def create(self, model: str, options: TorchOptions, context: EngineContext) -> LlmEngine:
+        """Load a model.
+
+        Raises:
+            CheckpointError: The model can't be found or isn't supported.
+            MemoryError: There is no address space for its KV cache.
+        """
+        # Before torch is imported: waiting threads that spin steal time from whoever shares the cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        from furnace.checkpoint import open_checkpoint
+
+        with open_checkpoint(model) as checkpoint:
+            pipeline = furnace.TextPipeline.from_checkpoint(checkpoint, chat_template=context.chat_template)
+            return furnace.Scheduled(load_decoder(checkpoint, options, context), pipeline)
+
+
+def load_decoder(checkpoint: Checkpoint, options: TorchOptions, context: EngineContext) -> TorchDecoder:
+    """Load a checkpoint's weights, probe them, and return the model.
+
+    Sets the number of torch's threads, which is one for the whole process.
+
+    Args:
+        checkpoint: An open checkpoint; not needed any more afterwards.
+        options: What the user asked of the engine.
+        context: What the operator decided.
+    """
+    import torch
+
+    from furnace_torch.decoder import TorchDecoder
+    from furnace_torch.determinism import find_row_rule
+    from furnace_torch.weights import load_weights
+
+    torch.set_num_threads(options.threads or context.threads)
+    weights = load_weights(checkpoint, dtype=getattr(torch, options.dtype), progress=context.progress)
+    rule = find_row_rule(weights)
+    logging.getLogger(__name__).debug(
+        "%s: rows are %sbitwise independent; linears get at least %d rows",
+        checkpoint.name,
+        "" if rule.deterministic else "not ",
+        rule.min_rows,
+    )
+    return TorchDecoder(
+        weights,
+        name=checkpoint.name,
+        max_context=context.max_context,
+        max_sequences=options.max_sequences,
+        max_step_tokens=options.max_step_tokens,
+        kv_tokens=_kv_tokens(checkpoint.spec, context.memory_bytes) if context.kv_tokens is None else context.kv_tokens,
+        min_rows=rule.min_rows,
+        deterministic=rule.deterministic,
+    )
+
+
+def _kv_tokens(spec: DecoderSpec, memory_bytes: int | None) -> int:
+    if memory_bytes is None:
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _KV_SHARE
+    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _KV_ITEM_BYTES
+    return max(1, memory_bytes // token_bytes)
+
+
+@furnace.hookimpl
+def furnace_engine() -> TorchFactory:
+    """Announce the factory to furnace."""
+    return TorchFactory()

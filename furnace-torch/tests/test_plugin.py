@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import furnace
+from furnace.checkpoint import CheckpointError, open_checkpoint
+from furnace.contracts import API_VERSION, EngineContext
+from furnace_torch.plugin import TorchFactory, TorchOptions, furnace_engine, load_decoder
+
+
+def test_importing_the_plugin_and_its_options_imports_no_framework() -> None:
+    code = (
+        "import sys, furnace_torch.plugin as p; p.furnace_engine().options()\n"
+        "print(*{'torch', 'numpy', 'furnace_torch.decoder', 'litestar', 'tokenizers'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_factory_speaks_the_current_contracts() -> None:
+    factory = furnace_engine()
+    assert isinstance(factory, TorchFactory)
+    assert factory.api_version == API_VERSION
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtyp": "float32"},
+        {"dtype": "int4"},
+        {"device": "cuda"},
+        {"threads": 0},
+        {"max_sequences": 0},
+        {"max_step_tokens": 64},
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, TorchOptions)
+
+
+def test_a_model_is_loaded_as_the_operator_said() -> None:
+    before = torch.get_num_threads()
+    reported: list[tuple[str, int, int]] = []
+    context = EngineContext(
+        threads=1, max_context=200, kv_tokens=1000, progress=lambda *report: reported.append(report)
+    )
+    try:
+        engine = TorchFactory().create("tiny-lm", TorchOptions(max_sequences=3, max_step_tokens=256), context)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert isinstance(engine, furnace.Scheduled)
+    assert (engine.name, engine.max_context) == ("tiny-lm", 200)
+    assert os.environ["OMP_WAIT_POLICY"]
+    stages, done, totals = zip(*reported, strict=True)
+    assert set(stages) == {"loading weights"}
+    assert list(done) == list(range(1, totals[0] + 1))
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens"),
+    [
+        (EngineContext(kv_tokens=1000), 960),
+        (EngineContext(memory_bytes=4_000_000), None),
+        (EngineContext(max_context=128), 2 * 128),
+    ],
+)
+def test_the_kv_cache_is_as_large_as_the_operator_said(context: EngineContext, tokens: int | None) -> None:
+    before = torch.get_num_threads()
+    try:
+        with open_checkpoint("tiny-lm") as checkpoint:
+            spec = checkpoint.spec
+            model = load_decoder(checkpoint, TorchOptions(max_sequences=2), context)
+    finally:
+        torch.set_num_threads(before)
+    if tokens is None:
+        tokens = 4_000_000 // (2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4) // 64 * 64
+    assert model.limits.kv_tokens == tokens
+
+
+def test_a_model_that_is_not_there_is_a_checkpoint_error() -> None:
+    with pytest.raises(CheckpointError, match="no such directory or file"):
+        TorchFactory().create("./nothing-here", TorchOptions(), EngineContext())
