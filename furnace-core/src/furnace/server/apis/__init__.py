@@ -1,0 +1,1 @@
+"""The HTTP APIs, one folder each: types, parsing, rendering and the route."""

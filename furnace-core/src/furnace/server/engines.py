@@ -1,0 +1,199 @@
+"""The engines of a server, by the model id that clients ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from litestar.types import Scope
+
+from furnace.contracts import Capabilities, EngineUnavailableError, HealthState, LlmEngine
+from furnace.contracts.errors import quote
+from furnace.server.errors import ApiError, EngineStartError
+from furnace.telemetry import LlmMetrics
+
+__all__ = ["EngineSource", "Engines", "Model", "requested_model"]
+
+logger = logging.getLogger("furnace.server")
+
+EngineSource = LlmEngine | str | Callable[[], LlmEngine]
+"""An engine, the spec of one (``torch:tiny-lm``), or a function that makes one (it may block)."""
+
+T = TypeVar("T")
+
+
+class Model:
+    """An engine under the name that clients know it by."""
+
+    def __init__(self, name: str, engine: LlmEngine) -> None:
+        self.name = name
+        self.engine = engine
+        self.created = int(time.time())
+        self.metrics = LlmMetrics()
+        self.closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What clients may ask of it."""
+        return self.engine.capabilities
+
+    @property
+    def health(self) -> HealthState:
+        """Whether it takes work now; an engine that can't say is dead."""
+        try:
+            return self.engine.health().state
+        except Exception:
+            logger.exception("engine %s could not say how it is", quote(self.name))
+            return HealthState.DEAD
+
+
+class Engines:
+    """Loads, starts, finds and closes engines."""
+
+    def __init__(self) -> None:
+        self._sources: list[tuple[EngineSource, str | None]] = []
+        self._models: dict[str, Model] = {}
+        self._started = False
+        self.ready = False
+
+    def add(self, source: EngineSource, name: str | None) -> None:
+        """Serve a further engine.
+
+        Raises:
+            ValueError: the name is taken.
+            TypeError: it is no engine.
+            RuntimeError: the engines were started already.
+        """
+        if self._started:
+            raise RuntimeError("engines can't be added to a server that has started")
+        if not isinstance(source, LlmEngine | str) and not callable(source):
+            raise TypeError(
+                f"{type(source).__name__} is not an engine: pass an LlmEngine, a spec like 'torch:tiny-lm', "
+                "or Scheduled(model, pipeline) for a step model"
+            )
+        if name is None and isinstance(source, LlmEngine):
+            name = source.name
+        if name is not None and name in {known for _, known in self._sources}:
+            raise _taken(name)
+        self._sources.append((source, name))
+
+    async def start(self) -> None:
+        """Load and start all engines, one after the other. On failure those that started are closed.
+
+        Raises:
+            EngineStartError: one could not be loaded or started.
+            ValueError: two have the same name.
+            RuntimeError: they were started before; an engine lives once.
+        """
+        if self._started:
+            raise RuntimeError("the engines of this server were started before; make a new Server")
+        self._started = True
+        try:
+            for source, name in self._sources:
+                await self._start(source, name)
+        except BaseException:
+            await self.aclose()
+            raise
+        self.ready = True
+
+    async def _start(self, source: EngineSource, name: str | None) -> None:
+        label = name or (source if isinstance(source, str) else "an engine")
+        try:
+            engine = source if isinstance(source, LlmEngine) else await _in_thread(lambda: _load(source))
+        except Exception as error:
+            raise EngineStartError(f"{label}: {error or type(error).__name__}") from error
+        model = Model(name or engine.name, engine)
+        if model.name in self._models:
+            raise _taken(model.name)
+        # Before start: what started half must be closed too.
+        self._models[model.name] = model
+        try:
+            await engine.start()
+        except Exception as error:
+            raise EngineStartError(f"{model.name}: {error or type(error).__name__}") from error
+
+    async def aclose(self) -> None:
+        """Close every engine, whatever the others do. Idempotent."""
+        self.ready = False
+        for model in self:
+            if model.closed:
+                continue
+            model.closed = True
+            try:
+                await model.engine.aclose()
+            except Exception:
+                logger.exception("closing engine %s failed", quote(model.name))
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._models.values()))
+
+    def __getitem__(self, name: str) -> Model:
+        return self._models[name]
+
+    def find(self, name: str) -> Model:
+        """The model that a client asks for.
+
+        Raises:
+            ApiError: 404, there is no such model.
+            EngineUnavailableError: the engines are not up.
+        """
+        model = self._models.get(name)
+        if not self.ready:
+            raise EngineUnavailableError("The models are being loaded.", retry_after=5)
+        if model is None:
+            raise ApiError(404, f"The model {quote(name, 200)} does not exist.", param="model", code="model_not_found")
+        return model
+
+
+def requested_model(scope: Scope) -> str:
+    """The model id in the path of a route that ends in ``{model_id:path}``; it may hold slashes."""
+    path: str = scope["path_params"]["model_id"]
+    return path.removeprefix("/")
+
+
+def _taken(name: str) -> ValueError:
+    return ValueError(f"two engines are named {name!r}; give one another name")
+
+
+def _load(source: str | Callable[[], LlmEngine]) -> LlmEngine:
+    if isinstance(source, str):
+        # Here, so that a server of engine objects needs no plugin machinery.
+        from furnace.plugins import load_engine
+
+        return load_engine(source)
+    return source()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a thread that does not keep the process alive, since nobody waits for a load given up."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            future.set_exception(error)
+        else:  # an exit, an interrupt, or what a future can't carry
+            future.set_exception(RuntimeError(f"{type(error).__name__} while loading: {error}"))
+
+    def run() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        # The server may have been stopped while this was loading: then nobody waits for it.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="furnace-load", daemon=True).start()
+    return await future
