@@ -18,8 +18,6 @@ from furnace_mock import Mock, StepGate
 if TYPE_CHECKING:
     from furnace_mock.pytest_plugin import MakeMock
 
-pytest_plugins = ["furnace_mock.pytest_plugin"]
-
 
 class Client:
     """A connection with one chat request on it."""

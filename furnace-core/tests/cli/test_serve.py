@@ -110,7 +110,7 @@ def test_an_open_address_without_keys_is_a_warning(command: Any, url_of: UrlOf) 
         (["-e", "acme:demo", "-o", "size"], "write KEY=VALUE"),
         (["-e", "acme:demo", "-o", "other.size=1"], "is for no engine"),
         (["-e", "a=acme:demo", "-e", "a=acme:endless"], "two engines have the name 'a'"),
-        (["-e", "acme:demo", "-e", "acme:demo"], "two engines have the name 'demo'; give one another: NAME=acme:demo"),
+        (["-e", "acme:demo", "-e", "acme:demo"], "two engines have the name 'demo'; give one another: NAME=SPEC"),
         (["-e", "acme:missing"], "acme:missing: No such file or directory: missing.gguf"),
         (["-e", "acme:unstartable"], "no device"),
         (["-e", "python:missing.py:engine"], "there is no file missing.py"),

@@ -120,7 +120,7 @@ def test_a_name_twice_is_an_error():
     with pytest.raises(ValueError, match="'a'"):
         Server().llm("torch:tiny-lm", name="a").llm(ScriptedEngine("a"))
     late = Server(port=0).llm(ScriptedEngine("a")).llm(lambda: ScriptedEngine("a"))
-    with pytest.raises(ValueError, match="'a'"), late.background():
+    with pytest.raises(EngineStartError, match="'a'"), late.background():
         pass
 
 
@@ -390,19 +390,23 @@ def test_the_errors_and_bounds_of_a_server_load_no_web_framework():
     assert shown.stdout == "False False\n"
 
 
-def test_a_spec_is_loaded_when_the_server_starts(monkeypatch):
-    loaded = []
-
-    def load_engine(spec):
-        loaded.append((spec, threading.current_thread().name))
-        return ScriptedEngine("from-a-spec")
-
-    monkeypatch.setattr("furnace.plugins.load_engine", load_engine)
-    server = Server(port=0).llm("acme:demo").llm("acme:demo", name="mine")
-    assert not loaded
-    with server.background():
-        assert server.models == ["from-a-spec", "mine"]
-    assert loaded == [("acme:demo", "furnace-load")] * 2
+def test_a_spec_is_served_from_a_process_of_its_own(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import os\n"
+        "from furnace.contracts import LlmEngine\n"
+        "class Engine(LlmEngine):\n"
+        "    name = f'in-{os.getpid()}'\n"
+        "    max_context = 8\n"
+        "    async def generate(self, request):\n"
+        "        raise NotImplementedError\n"
+        "engine = Engine()\n"
+    )
+    spec = f"python:{tmp_path / 'model.py'}:engine"
+    with Server(port=0).llm(spec).llm(spec, name="mine").background() as server:
+        own, mine = server.models
+        assert mine == "mine"
+        assert own.startswith("in-")
+        assert own != f"in-{os.getpid()}"
 
 
 def test_a_spec_that_nobody_serves_is_a_start_error():

@@ -15,8 +15,7 @@ import click
 from furnace.cli.progress import LoadProgress
 from furnace.cli.state import debug_option
 from furnace.config import LOG_LEVELS, ConfigError, ServeConfig, assign_options
-from furnace.contracts import LlmEngine
-from furnace.contracts.errors import quote
+from furnace.contracts import LlmEngine, Progress
 from furnace.plugins import EngineSpec, load_engine
 from furnace.plugins.registry import find_engine
 from furnace.telemetry.logs import set_up_logging
@@ -60,6 +59,17 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--max-queue", type=_POSITIVE, metavar="REQUESTS", help="Most requests that wait for each model.")
 @click.option("--threads", type=_POSITIVE, help="Compute threads of each model.  [default: cores / models]")
 @click.option("--max-body", type=_POSITIVE, metavar="BYTES", help="Largest request body.")
+@click.option(
+    "--in-process", is_flag=True, help="Run the models in the HTTP process instead of one process each; for debugging."
+)
+@click.option(
+    "--step-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A model step that takes longer is a hang: its process is started again.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="What to log.")
 @debug_option
 def command(
@@ -101,11 +111,13 @@ def serve(config: ServeConfig) -> None:
             logger.warning("anybody who can reach %s can use the models: there are no keys", url)
         click.echo(f"furnace: serving {', '.join(server.models)} on {url}")
 
-    names = {spec.name for spec in config.engines if spec.name is not None}
-    server = Server(config.host, config.port, bounds=bounds)
+    # With the models elsewhere, uvloop's writes hold up nobody.
+    server = Server(config.host, config.port, bounds=bounds, loop="asyncio" if config.in_process else "uvloop")
     with LoadProgress() as progress:
         for spec in config.engines:
-            server.llm(partial(_load, spec, config, progress, names), name=spec.name)
+            report = partial(_report, progress, spec.name or spec.model)
+            make = _load if config.in_process else _process
+            server.llm(partial(make, spec, config, report), name=spec.name)
         server.serve(on_ready)
     if not ready:
         # Interrupted while a model loads, in a thread that nobody can stop. Leaving the interpreter to its end would
@@ -115,19 +127,19 @@ def serve(config: ServeConfig) -> None:
         os._exit(0)
 
 
-def _load(spec: EngineSpec, config: ServeConfig, progress: LoadProgress, names: set[str]) -> LlmEngine:
-    """Load one engine, in the server's loading thread; ``names`` are taken."""
-    label = spec.name or spec.model
+def _report(progress: LoadProgress, label: str, stage: str, done: int, total: int) -> None:
+    progress(f"{label}: {stage}", done, total)
 
-    def report(stage: str, done: int, total: int) -> None:
-        progress(f"{label}: {stage}", done, total)
 
-    engine = load_engine(spec, context=config.context(report), scheduler=config.scheduler)
-    if spec.name is None:
-        if engine.name in names:
-            raise ConfigError(f"two engines have the name {quote(engine.name)}; give one another: NAME={spec}")
-        names.add(engine.name)
-    return engine
+def _load(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
+    return load_engine(spec, context=config.context(report), scheduler=config.scheduler)
+
+
+def _process(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
+    from furnace.runtime.process import Launch, ProcessEngine
+
+    launch = Launch.of(spec, config.context(), scheduler=config.scheduler, log_level=config.log_level)
+    return ProcessEngine(launch, progress=report, step_seconds=config.step_timeout)
 
 
 def _read_template(path: Path) -> str:

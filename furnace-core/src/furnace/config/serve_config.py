@@ -32,6 +32,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_queue: most requests that wait for each engine.
         threads: compute threads of each engine; default: the usable cores, shared out.
         max_body: largest request body in bytes.
+        in_process: run the models in the HTTP process instead of one process each.
+        step_timeout: seconds after which a model step is a hang.
         log_level: one of ``LOG_LEVELS``.
     """
 
@@ -44,6 +46,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_queue: int | None = None
     threads: int | None = None
     max_body: int | None = None
+    in_process: bool = False
+    step_timeout: float = 60.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from litestar.types import Receive, Scope, Send
 
-from furnace.contracts import EngineError, EngineUnavailableError, FinishReason
+from furnace.contracts import ClientStalledError, EngineError, EngineUnavailableError, FinishReason
 from furnace.contracts.errors import quote
 from furnace.server.body import read_json_body
 from furnace.server.bounds import Bounds
@@ -116,6 +116,10 @@ class Answer:
             await self._serve(receive)
         except ClientGoneError:
             self._settle("cancelled")
+        except ClientStalledError:
+            # It would not read an error either.
+            self._settle("cancelled")
+            self._exchange.abort()
         except ApiError as error:
             return error
         except EngineError as error:

@@ -22,7 +22,8 @@ __all__ = ["EngineSource", "Engines", "Model", "requested_model"]
 logger = logging.getLogger("furnace.server")
 
 EngineSource = LlmEngine | str | Callable[[], LlmEngine]
-"""An engine, the spec of one (``torch:tiny-lm``), or a function that makes one (it may block)."""
+"""An engine; the spec of one (``torch:tiny-lm``), which gets a process of its own; or a function that makes one in this
+process (it may block)."""
 
 T = TypeVar("T")
 
@@ -104,18 +105,33 @@ class Engines:
     async def _start(self, source: EngineSource, name: str | None) -> None:
         label = name or (source if isinstance(source, str) else "an engine")
         try:
-            engine = source if isinstance(source, LlmEngine) else await _in_thread(lambda: _load(source))
+            engine = await self._load(source)
         except Exception as error:
             raise EngineStartError(f"{label}: {error or type(error).__name__}") from error
-        model = Model(name or engine.name, engine)
-        if model.name in self._models:
-            raise _taken(model.name)
-        # Before start: what started half must be closed too.
-        self._models[model.name] = model
         try:
             await engine.start()
-        except Exception as error:
-            raise EngineStartError(f"{model.name}: {error or type(error).__name__}") from error
+            # An engine in a process of its own knows its name only now.
+            name = name or engine.name
+            if name in self._models:
+                raise EngineStartError(f"two engines have the name {name!r}; give one another: NAME=SPEC")
+        except BaseException as error:
+            # What started half must be closed too.
+            await _close(engine, label)
+            if isinstance(error, EngineStartError) or not isinstance(error, Exception):
+                raise
+            raise EngineStartError(f"{label}: {error or type(error).__name__}") from error
+        self._models[name] = Model(name, engine)
+
+    async def _load(self, source: EngineSource) -> LlmEngine:
+        if isinstance(source, LlmEngine):
+            return source
+        if isinstance(source, str):
+            # Here, so that a server of engine objects needs none of it.
+            from furnace.plugins import default_context
+            from furnace.runtime.process import Launch, ProcessEngine
+
+            return ProcessEngine(Launch.of(source, default_context(len(self._sources))))
+        return await _in_thread(source)
 
     async def aclose(self) -> None:
         """Close every engine, whatever the others do. Idempotent."""
@@ -124,10 +140,7 @@ class Engines:
             if model.closed:
                 continue
             model.closed = True
-            try:
-                await model.engine.aclose()
-            except Exception:
-                logger.exception("closing engine %s failed", quote(model.name))
+            await _close(model.engine, model.name)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -160,13 +173,11 @@ def _taken(name: str) -> ValueError:
     return ValueError(f"two engines are named {name!r}; give one another name")
 
 
-def _load(source: str | Callable[[], LlmEngine]) -> LlmEngine:
-    if isinstance(source, str):
-        # Here, so that a server of engine objects needs no plugin machinery.
-        from furnace.plugins import load_engine
-
-        return load_engine(source)
-    return source()
+async def _close(engine: LlmEngine, label: str) -> None:
+    try:
+        await engine.aclose()
+    except Exception:
+        logger.exception("closing engine %s failed", quote(label))
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -72,8 +72,8 @@ class Server:
         """Serve an engine.
 
         Args:
-            engine: an engine, the spec of one (``torch:tiny-lm``), or a function that makes one. Specs and functions
-                are loaded when the server starts, in a worker thread.
+            engine: an engine; the spec of one (``torch:tiny-lm``), which runs in a process of its own; or a function
+                that makes one in this process, called in a worker thread when the server starts.
             name: what clients put in ``model``; the engine's own name by default.
 
         Raises:

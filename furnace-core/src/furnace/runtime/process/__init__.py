@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from furnace.runtime.process.client import ProcessEngine, ProcessStartError
+from furnace.runtime.process.client import ProcessEngine
+from furnace.runtime.process.errors import ProcessStartError
 from furnace.runtime.process.frames import Launch
 
 __all__ = ["Launch", "ProcessEngine", "ProcessStartError"]

@@ -26,10 +26,11 @@ from furnace.contracts import (
 )
 from furnace.runtime.process import frames
 from furnace.runtime.process.engine_process import EngineProcess
+from furnace.runtime.process.errors import ProcessStartError
 from furnace.runtime.process.remote_generation import RemoteGeneration, RemoteProgress
 from furnace.runtime.watchdog import Watchdog
 
-__all__ = ["ProcessEngine", "ProcessStartError"]
+__all__ = ["ProcessEngine"]
 
 logger = logging.getLogger("furnace.process")
 
@@ -39,10 +40,6 @@ HEALTHY_SECONDS = 60.0
 """After a run this long the next restart counts as the first again."""
 _STOP_SECONDS = 10.0
 _DIED = "The engine process ended while it ran this request."
-
-
-class ProcessStartError(Exception):
-    """The engine could not be loaded; one line says why."""
 
 
 class ProcessEngine(LlmEngine, TextService):

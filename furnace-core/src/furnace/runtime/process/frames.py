@@ -11,7 +11,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from furnace.contracts import Capabilities, ErrorInfo, Event, GenerateRequest, Health, Input, SchedulerStats
+from furnace.contracts import (
+    Capabilities,
+    EngineContext,
+    ErrorInfo,
+    Event,
+    GenerateRequest,
+    Health,
+    Input,
+    SchedulerStats,
+)
 from furnace.plugins.engine_spec import EngineSpec
 from furnace.scheduler.config import SchedulerConfig
 
@@ -59,6 +68,32 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_dir: str | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     log_level: str = "info"
+
+    @classmethod
+    def of(
+        cls,
+        spec: EngineSpec | str,
+        context: EngineContext,
+        *,
+        scheduler: SchedulerConfig | None = None,
+        log_level: str = "info",
+    ) -> Launch:
+        """A launch with everything of a context that can cross to another process.
+
+        Raises:
+            EngineSpecError: the spec can't be read.
+        """
+        return cls(
+            spec=EngineSpec.parse(spec) if isinstance(spec, str) else spec,
+            threads=context.threads,
+            memory_bytes=context.memory_bytes,
+            max_context=context.max_context,
+            kv_tokens=context.kv_tokens,
+            chat_template=context.chat_template,
+            cache_dir=str(context.cache_dir),
+            scheduler=scheduler or SchedulerConfig(),
+            log_level=log_level,
+        )
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):
