@@ -14,7 +14,7 @@ from furnace.contracts import Finished, Generation, Text
 from furnace.plugins import load_engine
 
 STREAMS = 32
-WORDS = "sun river cat green seven music old house bread winter little story blue friend stone happy".split()
+WORDS = ("sun", "river", "cat", "green", "music", "house", "bread", "winter", "story", "blue", "stone", "happy")
 
 
 def requests() -> list[GenerateRequest]:
