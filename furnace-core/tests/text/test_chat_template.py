@@ -9,7 +9,7 @@ import pytest
 
 from furnace.checkpoint import CheckpointError
 from furnace.contracts import InvalidRequestError
-from furnace.text import ChatTemplate
+from furnace.text import ChatTemplate, WorkerRenderer
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "b": "<&>", "a": ["é"]}}}]
 CHAT: list[dict[str, Any]] = [
@@ -70,6 +70,44 @@ def test_rendering_equals_that_of_transformers(name: str, tools: Any) -> None:
     variables = {"messages": CHAT, "tools": tools, "documents": None, "bos_token": "<s>", "add_generation_prompt": True}
 
     assert render(TEMPLATES[name], **variables) == reference(TEMPLATES[name], variables)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_worker_renders_the_same(name: str) -> None:
+    here, there = ChatTemplate({"default": TEMPLATES[name]}), WorkerRenderer({"default": TEMPLATES[name]})
+
+    for tools in (None, TOOLS):
+        variables = {"messages": CHAT, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
+        assert there.render(variables) == here.render(variables)
+    there.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must\n alternate') }}",
+        "{{ raise_exception('x' * 5000) }}",
+        "{{ messages + 1 }}",
+        "{{ messages[0].update(a=1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% for a in range(9999) %}{{ 'x' * 1000 }}{% endfor %}",
+        "{% macro deeper(n) %}{{ deeper(n + 1) }}{% endmacro %}{{ deeper(0) }}",
+    ],
+)
+def test_a_worker_refuses_with_the_same_words_and_is_kept(source: str) -> None:
+    words = []
+    there = WorkerRenderer({"default": "{% if fine %}fine{% else %}" + source + "{% endif %}"})
+    assert there.render({"fine": True}) == "fine"
+    (worker,) = there._pool._idle
+    for renderer in (ChatTemplate({"default": source}), there):
+        with pytest.raises(InvalidRequestError) as caught:
+            renderer.render({"messages": CHAT})
+        words.append((caught.value.message, caught.value.param, caught.value.code))
+
+    assert words[0] == words[1]
+    assert there.render({"fine": True}) == "fine"
+    assert there._pool._idle == [worker]
+    there.close()
 
 
 def test_the_date_comes_from_the_clock() -> None:

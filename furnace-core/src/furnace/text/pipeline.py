@@ -16,6 +16,7 @@ from furnace.text.chat_template import ChatTemplate, Renderer
 from furnace.text.detokenizer import Detokenizer
 from furnace.text.gguf_tokenizer import tokenizer_from_gguf
 from furnace.text.template_input import ContentForm, FinalMessageTag, template_variables
+from furnace.text.template_worker import WorkerRenderer
 from furnace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,12 +32,13 @@ _REASONING_TAIL = 2048
 class TextPipeline:
     """The text side of one model: chat template, tokenizer, detokenizer, end tokens.
 
-    Immutable. All methods may be called from several threads at once; the encoding ones take about a second for a
-    megabyte and belong in a worker thread, detokenizers are cheap.
+    All methods may be called from several threads at once; the encoding ones take about a second for a megabyte and
+    belong in a worker thread, detokenizers are cheap. Nothing about it changes but the processes of its renderer, which
+    the first chat starts and ``close`` ends.
 
     Args:
         tokenizer: the model's tokenizer.
-        renderer: renders the model's chat template, or None if it has none.
+        renderer: renders the model's chat template, or None if it has none. It is closed with the pipeline.
         output_format: how to read the model's output, or None for plain text.
         chat_adds_bos: put BOS before a rendered chat that does not start with it. GGUF files ask for that; with a
             ``tokenizer.json`` it is left to the template.
@@ -54,8 +56,8 @@ class TextPipeline:
         self.output_format = output_format
         self._renderer = renderer
         self._chat_adds_bos = chat_adds_bos
-        named = tokenizer.named_tokens
-        self._form = ContentForm() if renderer is None else ContentForm.probed(renderer, named)
+        # Found by the first chat: rendering starts a process, which is not for those who never chat.
+        self._form: ContentForm | None = None
 
     @classmethod
     def from_files(
@@ -64,6 +66,8 @@ class TextPipeline:
         tokenizer_config: str | PathLike[str] | None = None,
         chat_template: str | PathLike[str] | None = None,
         generation_config: str | PathLike[str] | None = None,
+        *,
+        isolate: bool = True,
     ) -> TextPipeline:
         """The pipeline of a model in Hugging Face's layout. Reads files: call it in a worker thread.
 
@@ -72,12 +76,14 @@ class TextPipeline:
             tokenizer_config: path of ``tokenizer_config.json``: names special tokens, may hold the chat template.
             chat_template: path of ``chat_template.jinja``: replaces the template in ``tokenizer_config.json``.
             generation_config: path of ``generation_config.json``: names end tokens.
+            isolate: render the chat template in a process of its own (``WorkerRenderer``); False is for a template that
+                you trust with this process's time and memory.
 
         Raises:
             CheckpointError: a file is missing, damaged or not supported.
         """
         template = None if chat_template is None else _read(chat_template)
-        return cls._from_layout(tokenizer_json, tokenizer_config, template, generation_config)
+        return cls._from_layout(tokenizer_json, tokenizer_config, template, generation_config, isolate)
 
     @classmethod
     def _from_layout(
@@ -86,6 +92,7 @@ class TextPipeline:
         tokenizer_config: str | PathLike[str] | None,
         chat_template: str | None,
         generation_config: str | PathLike[str] | None,
+        isolate: bool,
     ) -> TextPipeline:
         """As ``from_files``, with the template's text."""
         config = {} if tokenizer_config is None else _read_object(tokenizer_config)
@@ -94,35 +101,41 @@ class TextPipeline:
         ends = _token_ids(generation.get("eos_token_id"))
         bare = Tokenizer.from_json(_read(tokenizer_json), named_tokens=named, eos_token_ids=ends)
         templates = _named_templates(config.get("chat_template")) if chat_template is None else {"": chat_template}
-        return cls._assembled(bare, templates, chat_adds_bos=False)
+        return cls._assembled(bare, templates, chat_adds_bos=False, isolate=isolate)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], *, chat_template: str | None = None) -> TextPipeline:
+    def from_gguf(
+        cls, metadata: Mapping[str, object], *, chat_template: str | None = None, isolate: bool = True
+    ) -> TextPipeline:
         """The pipeline that a GGUF file's metadata describes.
 
         Args:
             metadata: all keys of the file, arrays as sequences.
             chat_template: template text that replaces the file's own.
+            isolate: as in ``from_files``.
 
         Raises:
             CheckpointError: a key is missing or wrong, or the tokenizer is of an unknown kind.
         """
         templates = {"": chat_template} if chat_template is not None else _gguf_templates(metadata)
-        return cls._assembled(tokenizer_from_gguf(metadata), templates, chat_adds_bos=True)
+        return cls._assembled(tokenizer_from_gguf(metadata), templates, chat_adds_bos=True, isolate=isolate)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, *, chat_template: str | None = None) -> TextPipeline:
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, *, chat_template: str | None = None, isolate: bool = True
+    ) -> TextPipeline:
         """The pipeline of an open checkpoint, from its GGUF metadata or the text files beside its weights.
 
         Args:
             checkpoint: may be closed afterwards.
             chat_template: template text that replaces the model's own.
+            isolate: as in ``from_files``.
 
         Raises:
             CheckpointError: as ``from_files`` and ``from_gguf``; also when there is no ``tokenizer.json``.
         """
         if checkpoint.gguf_metadata is not None:
-            return cls.from_gguf(checkpoint.gguf_metadata, chat_template=chat_template)
+            return cls.from_gguf(checkpoint.gguf_metadata, chat_template=chat_template, isolate=isolate)
         tokenizer_json = checkpoint.text_file("tokenizer.json")
         if tokenizer_json is None:
             raise CheckpointError(f"{quote(checkpoint.name)} has no tokenizer.json")
@@ -134,13 +147,27 @@ class TextPipeline:
             checkpoint.text_file("tokenizer_config.json"),
             chat_template,
             checkpoint.text_file("generation_config.json"),
+            isolate,
         )
 
     @classmethod
-    def _assembled(cls, tokenizer: Tokenizer, templates: Mapping[str, str], *, chat_adds_bos: bool) -> TextPipeline:
-        renderer = ChatTemplate(templates) if templates else None
+    def _assembled(
+        cls, tokenizer: Tokenizer, templates: Mapping[str, str], *, chat_adds_bos: bool, isolate: bool
+    ) -> TextPipeline:
+        renderer: Renderer | None = None
+        if templates:
+            renderer = WorkerRenderer(templates) if isolate else ChatTemplate(templates)
         form = _output_format("\n".join(templates.values()))
         return cls(tokenizer, renderer, output_format=form, chat_adds_bos=chat_adds_bos)
+
+    def close(self) -> None:
+        """End what rendering runs: worker processes; renderings under way fail. Idempotent, from any thread.
+
+        The pipeline can still be used, also by another engine: its next chat starts a worker again. Without ``close``
+        they end with the process, and when the pipeline is garbage.
+        """
+        if self._renderer is not None:
+            self._renderer.close()
 
     @property
     def has_chat_template(self) -> bool:
@@ -184,9 +211,13 @@ class TextPipeline:
         Raises:
             InvalidRequestError: the template refuses the chat or fails on it, some of its JSON text is damaged, or
                 the model has no chat template; ``param`` names what is at fault.
+            EngineUnavailableError: the template can't be rendered now.
         """
         if self._renderer is None:
             raise InvalidRequestError("this model has no chat template: send a completion instead", param="messages")
+        if self._form is None:
+            # Two threads may both find it, and find the same.
+            self._form = ContentForm.probed(self._renderer, self.tokenizer.named_tokens)
         marker = self.tokenizer.marker()
         variables = template_variables(chat, tools, self.tokenizer.named_tokens, self._form, marker)
         if chat.continue_final_message:

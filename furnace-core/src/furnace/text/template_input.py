@@ -10,7 +10,7 @@ from typing import Any
 
 from furnace.contracts.errors import InvalidRequestError, quote
 from furnace.contracts.request import ChatInput, Message, TextPart
-from furnace.text.chat_template import Renderer
+from furnace.text.chat_template import Renderer, TemplateKilledError
 from furnace.text.control_tokens import Marker
 
 __all__ = ["ContentForm", "FinalMessageTag", "template_variables"]
@@ -32,7 +32,12 @@ class ContentForm:
 
     @classmethod
     def probed(cls, renderer: Renderer, named_tokens: Mapping[str, str]) -> ContentForm:
-        """The form that ``renderer`` takes. Renders a few tiny chats."""
+        """The form that ``renderer`` takes. Renders a few tiny chats.
+
+        Raises:
+            TemplateKilledError: one of them was stopped, so the form is still unknown.
+            EngineUnavailableError: rendering is not possible now.
+        """
         probe = "furnace probe"
 
         def shows(content: object) -> bool:
@@ -52,6 +57,8 @@ def _rendered(renderer: Renderer, named_tokens: Mapping[str, str], messages: lis
     variables = {**named_tokens, "messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
     try:
         return renderer.render(variables)
+    except TemplateKilledError:
+        raise
     except InvalidRequestError:
         return ""
 
