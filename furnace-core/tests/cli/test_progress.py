@@ -3,8 +3,8 @@ from __future__ import annotations
 import io
 import logging
 
-from furnace.telemetry.logs import LineFormatter
 from furnace.cli.progress import LoadProgress
+from furnace.telemetry.logs import LineFormatter
 
 
 class Terminal(io.StringIO):

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation import logits_process as reference
 
 from furnace.contracts import Row, SamplingParams
 from furnace.sampling import Sampler
 from furnace.sampling.uniform import uniform
+
+torch = pytest.importorskip("torch")
+reference = pytest.importorskip("transformers.generation.logits_process")
 
 POSITIONS = 400
 

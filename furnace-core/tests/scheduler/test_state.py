@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from furnace.contracts import ChunkKind, Limits, Output
+from furnace.contracts import ChunkKind, ForkKind, Limits, Output, StepCapabilities
 from furnace.scheduler import Phase, Plan, SchedulerState, Sequence
 
 
@@ -27,36 +27,100 @@ def token_after(tokens: list[int]) -> int:
 
 
 @dataclass
+class State:
+    """Tokens that are held, how many of them a prefill made, and the blocks they lie in."""
+
+    tokens: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    blocks: list[object] = field(default_factory=list)
+
+
+@dataclass
 class Model:
-    """Holds states as token lists and checks what it is given."""
+    """Holds states as token lists and checks what it is given.
+
+    Attributes:
+        exact: a fork keeps what it is asked for; else only a multiple of 8, or all that the source holds.
+    """
 
     limits: Limits
-    states: dict[int, list[int]] = field(default_factory=dict)
+    capabilities: StepCapabilities = field(default_factory=StepCapabilities)
+    exact: bool = True
+    states: dict[int, State] = field(default_factory=dict)
+
+    def lose(self, plan: Plan) -> None:
+        """Release what a plan takes away."""
+        for owner in [*plan.evicted, *(sequence.id for sequence in plan.preempted)]:
+            self.states.pop(owner, None)
+        plan.evicted.clear()
+        plan.preempted.clear()
+
+    def begin(self, state: SchedulerState, plan: Plan) -> None:
+        """Release and fork as a plan says."""
+        self.lose(plan)
+        for reuse in list(plan.reuses):
+            sequence = reuse.sequence
+            assert sequence.id not in self.states
+            source = self.states[reuse.source]
+            assert 0 < reuse.length <= len(source.tokens)
+            assert sequence.prompt[: reuse.length] == source.tokens[: reuse.length]
+            assert reuse.whole or reuse.length % self.limits.grid == 0
+            if self.capabilities.deterministic:
+                assert reuse.length <= source.prefilled
+            kept = reuse.length
+            if not self.exact and not reuse.moves and kept != len(source.tokens):
+                kept -= kept % 8
+            if reuse.moves:
+                del self.states[reuse.source]
+                assert kept == len(source.tokens) or self.capabilities.rewind
+            blocks: list[object] = []
+            if self.limits.fork is ForkKind.SHARE or reuse.moves:
+                blocks = source.blocks[: kept // self.limits.kv_block]
+            self.states[sequence.id] = State(source.tokens[:kept], min(kept, source.prefilled), blocks)
+            self.fill(self.states[sequence.id])
+            self.check_room()
+            if not state.forked(plan, reuse, kept):
+                assert sequence.phase is Phase.WAITING
+                del self.states[sequence.id]
+            self.lose(plan)
 
     def step(self, plan: Plan) -> None:
+        assert not plan.reuses
         assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks)
         budget = self.limits.max_step_tokens
         for chunk in plan.chunks:
-            state = self.states.setdefault(chunk.sequence.id, [])
+            state = self.states.setdefault(chunk.sequence.id, State())
             assert chunk.tokens
-            assert chunk.position == len(state)
+            assert chunk.position == len(state.tokens)
             if chunk.kind is ChunkKind.PREFILL:
                 budget -= len(chunk.tokens)
                 end = chunk.position + len(chunk.tokens)
                 assert chunk.position % self.limits.grid == 0
                 assert end % self.limits.grid == 0 or end == len(chunk.sequence.prompt)
+                assert state.prefilled == chunk.position
+                state.prefilled = end
             else:
                 assert len(chunk.tokens) <= self.limits.max_decode_tokens
                 budget -= len(chunk.tokens) if len(chunk.tokens) > 1 else 0
-            state += chunk.tokens
+            state.tokens += chunk.tokens
+            self.fill(state)
             whole = chunk.sequence.prompt + chunk.sequence.generated
-            assert state == whole[: len(state)]
-            assert (chunk.output is Output.LAST) == (len(state) == len(whole))
+            assert state.tokens == whole[: len(state.tokens)]
+            assert (chunk.output is Output.LAST) == (len(state.tokens) == len(whole))
         assert budget >= 0
+        self.check_room()
+
+    def fill(self, state: State) -> None:
+        state.blocks += [object() for _ in range(-(-len(state.tokens) // self.limits.kv_block) - len(state.blocks))]
+
+    @property
+    def used(self) -> int:
+        return len({id(block) for state in self.states.values() for block in state.blocks})
+
+    def check_room(self) -> None:
         assert len(self.states) <= self.limits.max_open
         if self.limits.kv_tokens is not None:
-            blocks = sum(-(-len(state) // self.limits.kv_block) for state in self.states.values())
-            assert blocks <= self.limits.kv_tokens // self.limits.kv_block
+            assert self.used <= self.limits.kv_tokens // self.limits.kv_block
 
 
 class Scheduling(RuleBasedStateMachine):
@@ -68,11 +132,27 @@ class Scheduling(RuleBasedStateMachine):
         grid=st.sampled_from([1, 4]),
         max_open=st.integers(1, 4),
         extra=st.integers(0, 8),
-        kv=st.one_of(st.none(), st.integers(24, 60)),
+        kv=st.one_of(st.none(), st.integers(48, 90)),
         kv_block=st.sampled_from([1, 4]),
         max_decode=st.sampled_from([1, 3]),
+        fork=st.sampled_from(ForkKind),
+        rewind=st.booleans(),
+        deterministic=st.booleans(),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
-    def build(self, grid: int, max_open: int, extra: int, kv: int | None, kv_block: int, max_decode: int) -> None:
+    def build(
+        self,
+        grid: int,
+        max_open: int,
+        extra: int,
+        kv: int | None,
+        kv_block: int,
+        max_decode: int,
+        fork: ForkKind,
+        rewind: bool,
+        deterministic: bool,
+        prefix_cache: bool,
+    ) -> None:
         self.limits = Limits(
             max_open=max_open,
             max_step_tokens=grid + extra,
@@ -81,9 +161,19 @@ class Scheduling(RuleBasedStateMachine):
             kv_block=kv_block,
             grid=grid,
             max_decode_tokens=max_decode,
+            fork=fork,
         )
-        self.state = SchedulerState(self.limits, max_running=max_open, max_step_tokens=grid + extra)
-        self.model = Model(self.limits)
+        self.capabilities = StepCapabilities(
+            prefix_reuse=fork is not ForkKind.NONE, rewind=rewind, deterministic=deterministic
+        )
+        self.state = SchedulerState(
+            self.limits,
+            max_running=max_open,
+            max_step_tokens=grid + extra,
+            capabilities=self.capabilities,
+            prefix_cache=prefix_cache,
+        )
+        self.model = Model(self.limits, self.capabilities, exact=rewind)
         self.now = 0.0
         self.ids = 0
         self.live: dict[int, Sequence] = {}
@@ -92,16 +182,20 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(
         target=sequences,
-        length=st.integers(1, 14),
+        length=st.integers(1, 30),
+        kind=st.integers(0, 1),
         output=st.integers(1, 8),
         client=st.sampled_from("ab"),
+        salt=st.sampled_from(["", "", "x"]),
         wait=st.one_of(st.none(), st.floats(0, 3)),
     )
-    def add(self, length: int, output: int, client: str, wait: float | None) -> Sequence:
+    def add(self, length: int, kind: int, output: int, client: str, salt: str, wait: float | None) -> Sequence:
         sequence = Sequence(
             self.ids,
-            [(self.ids * 7 + i) % 50 for i in range(length)],
+            # Prompts of a kind begin alike, and end in one of few ways.
+            [(kind * 7 + i) % 50 for i in range(length - 1)] + [90 + self.ids % 3],
             client=client,
+            salt=salt,
             deadline=None if wait is None else self.now + wait,
         )
         self.goal[self.ids] = output
@@ -110,9 +204,29 @@ class Scheduling(RuleBasedStateMachine):
         self.state.add(sequence)
         return sequence
 
-    @rule(sequence=consumes(sequences))
-    def abort(self, sequence: Sequence) -> None:
-        self.over(sequence)
+    @rule(
+        target=sequences,
+        count=st.integers(2, 4),
+        length=st.integers(1, 30),
+        output=st.integers(1, 4),
+    )
+    def add_choices(self, count: int, length: int, output: int):  # type: ignore[no-untyped-def]
+        return multiple(*[self.add_one(list(range(length)), output) for _ in range(count)])
+
+    def add_one(self, prompt: list[int], output: int) -> Sequence:
+        sequence = Sequence(self.ids, prompt)
+        self.goal[self.ids] = output
+        self.live[self.ids] = sequence
+        self.ids += 1
+        self.state.add(sequence)
+        return sequence
+
+    @rule(sequence=consumes(sequences), sound=st.booleans())
+    def abort(self, sequence: Sequence, sound: bool) -> None:
+        if sound:
+            self.finish(sequence)
+        else:
+            self.over(sequence)
 
     @rule(seconds=st.floats(0, 2))
     def wait(self, seconds: float) -> None:
@@ -121,28 +235,37 @@ class Scheduling(RuleBasedStateMachine):
     @rule(target=sequences)
     def step(self):  # type: ignore[no-untyped-def]
         plan = self.planned()
-        self.model.step(plan)
-        self.finish_step(plan)
+        self.carry_out(plan)
         return multiple()
 
     @precondition(lambda self: self.state.running)
-    @rule()
-    def step_without_room(self) -> None:
-        self.planned()
+    @rule(forks=st.integers(0, 2))
+    def step_without_room(self, forks: int) -> None:
+        plan = self.planned()
+        left = plan.reuses[forks:]
+        plan.reuses[forks:] = []
+        self.model.begin(self.state, plan)
+        plan.reuses += left
+        self.give_rows(plan)
         if not self.state.running:
             return
-        before = list(self.state.running)
-        victim = self.state.out_of_kv()
-        assert victim is before[-1]
-        if victim.phase is Phase.RUNNING:
-            self.over(victim)
-        else:
-            self.model.states.pop(victim.id, None)
+        kept, running = self.state.cache.kept, list(self.state.running)
+        stuck = self.state.out_of_kv(plan)
+        if stuck is not None:
+            assert running == [stuck]
+            assert not kept
+            self.over(stuck)
+        assert len(plan.evicted) + len(plan.preempted) <= 1
+        if kept:
+            assert plan.evicted == kept[:1]
+        self.model.lose(plan)
 
     @precondition(lambda self: self.state.running)
     @rule(data=st.data())
     def step_fails(self, data: st.DataObject) -> None:
         plan = self.planned()
+        self.model.begin(self.state, plan)
+        self.give_rows(plan)
         if not plan.chunks:
             return
         if len(plan.chunks) == 1:
@@ -160,26 +283,56 @@ class Scheduling(RuleBasedStateMachine):
             assert sequence.deadline is not None
             assert sequence.deadline <= self.now
             del self.live[sequence.id]
-        for sequence in plan.preempted:
-            self.model.states.pop(sequence.id, None)
         self.started += [sequence.id for sequence in plan.started]
         suspects = [chunk for chunk in plan.chunks if chunk.sequence.suspect]
         assert not suspects or len(plan.chunks) == 1
+        # Nobody is preempted while there are kept states to give up.
+        assert not plan.preempted or not set(self.state.cache.kept) - {reuse.source for reuse in plan.reuses}
+        self.whole = [reuse.sequence for reuse in plan.reuses if reuse.whole]
+        for reuse in plan.reuses:
+            assert not reuse.whole or reuse.source in self.state.cache.rows
         return plan
 
-    def finish_step(self, plan: Plan) -> None:
+    def carry_out(self, plan: Plan) -> None:
+        self.model.begin(self.state, plan)
+        self.give_rows(plan)
+        self.model.step(plan)
         self.state.advance(plan.chunks)
         for chunk in plan.chunks:
             if chunk.output is Output.LAST:
-                sequence = chunk.sequence
-                self.state.append(sequence, token_after(self.model.states[sequence.id]))
-                if len(sequence.generated) >= self.goal[sequence.id]:
-                    self.over(sequence)
+                self.give(chunk.sequence)
+
+    def give_rows(self, plan: Plan) -> None:
+        for sequence in self.whole:
+            if sequence.phase is Phase.RUNNING and not sequence.prefilling:
+                self.give(sequence)
+
+    def give(self, sequence: Sequence) -> None:
+        self.state.append(sequence, token_after(self.model.states[sequence.id].tokens))
+        if len(sequence.generated) >= self.goal[sequence.id]:
+            self.finish(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        held = self.model.states.get(sequence.id)
+        ran = sequence.phase is Phase.RUNNING
+        kept = self.state.retire(sequence)
+        if kept is None:
+            if ran:
+                self.model.states.pop(sequence.id, None)
+        else:
+            assert held is not None
+            if self.capabilities.rewind:
+                del held.tokens[kept:]
+                del held.blocks[-(-kept // self.limits.kv_block) :]
+                held.prefilled = min(held.prefilled, kept)
+        assert self.state.retire(sequence) is None
+        self.live.pop(sequence.id, None)
 
     def over(self, sequence: Sequence) -> None:
+        if sequence.phase is not Phase.ENDED:
+            self.model.states.pop(sequence.id, None)
         self.state.end(sequence)
         self.state.end(sequence)
-        self.model.states.pop(sequence.id, None)
         self.live.pop(sequence.id, None)
 
     @invariant()
@@ -189,11 +342,17 @@ class Scheduling(RuleBasedStateMachine):
         state = self.state
         assert {s.id for s in state.running} | {s.id for s in state.waiting} == set(self.live)
         assert len(state.running) + len(state.waiting) == len(self.live)
-        assert len(state.running) <= self.limits.max_open
         assert [s.order for s in state.running] == sorted(s.order for s in state.running)
+        owners = [*(s.id for s in state.running), *state.cache.kept]
+        assert len(set(owners)) == len(owners) <= self.limits.max_open
+        # Every open state has one owner, and every kept one is there.
+        assert set(self.model.states) <= set(owners)
+        assert set(state.cache.kept) <= set(self.model.states)
         if state.kv.total is not None:
             assert state.kv.used + (state.kv.free or 0) == state.kv.total
-        assert state.kv.used == sum(state.kv.held(s.id) for s in state.running)
+            assert state.kv.used <= state.kv.total
+        assert state.kv.used == state.kv.distinct(owners)
+        assert self.model.used <= state.kv.used
         assert len(set(self.started)) == len(self.started)
         for sequence in self.live.values():
             tokens = list(sequence.prompt)
@@ -208,14 +367,16 @@ class Scheduling(RuleBasedStateMachine):
         work = sum(2 * (s.length + self.goal[s.id]) for s in self.live.values())
         for _ in range(4 * work + 20):
             if self.state.idle:
-                return
-            plan = self.planned()
-            self.model.step(plan)
-            self.finish_step(plan)
+                break
+            self.carry_out(self.planned())
         assert self.state.idle
+        for owner in self.state.cache.kept:
+            self.state.room.forget(owner)
+        assert self.state.kv.used == 0
+        assert len(self.state.cache) == 0
 
 
-Scheduling.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Scheduling.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestScheduling = Scheduling.TestCase
 
 

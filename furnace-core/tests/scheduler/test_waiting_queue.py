@@ -15,7 +15,12 @@ def queued(*specs: tuple[str, int]) -> tuple[WaitingQueue, list[Sequence]]:
 
 
 def drained(queue: WaitingQueue) -> list[int]:
-    return [queue.pop().id for _ in range(len(queue))]
+    ids = []
+    while (sequence := queue.peek()) is not None:
+        queue.take(sequence)
+        ids.append(sequence.id)
+    assert len(queue) == 0
+    return ids
 
 
 def test_one_client_is_served_first_come_first_served() -> None:
@@ -40,6 +45,15 @@ def test_sequences_that_ran_before_go_first_the_oldest_of_them_ahead() -> None:
     queue.resume(old)
     queue.resume(older)
     assert drained(queue) == [11, 10, 0]
+
+
+def test_a_client_whose_next_one_is_passed_over_keeps_its_turn_and_its_order() -> None:
+    queue, sequences = queued(("a", 0), ("a", 0), ("b", 0))
+    second = queue.peek(passed=[sequences[0]])
+    assert second is sequences[2]
+    queue.take(second)
+    assert queue.peek(passed=[sequences[0]]) is None
+    assert drained(queue) == [0, 1]
 
 
 def test_only_new_sequences_expire() -> None:

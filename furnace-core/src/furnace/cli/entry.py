@@ -14,6 +14,7 @@ from furnace.cli.state import CliState
 __all__ = ["cli", "main"]
 
 SUMMARIES = {
+    "bench": "Put load on an OpenAI endpoint and time its streams.",
     "engines": "List the installed engines.",
     "serve": "Serve models on the OpenAI API.",
 }

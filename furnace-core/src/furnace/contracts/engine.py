@@ -46,8 +46,13 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         finished: requests that ended by themselves.
         cancelled: requests closed by their client.
         failed: requests that ended with an error.
-        kv_used: KV tokens in use, counted in whole blocks.
+        kv_used: KV tokens that running sequences use, counted in whole blocks.
+        kv_cached: KV tokens that are kept for prompts to come, and given up when there is need.
         kv_total: KV tokens there are, or None when unbounded.
+        preemptions: how often a sequence lost its state to others, to be computed again.
+        prefix_hits: sequences that began with a prefix that was there.
+        cached_tokens: prompt tokens that they did not compute.
+        evictions: kept states that were given up.
     """
 
     waiting: int = 0
@@ -60,7 +65,12 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     cancelled: int = 0
     failed: int = 0
     kv_used: int = 0
+    kv_cached: int = 0
     kv_total: int | None = None
+    preemptions: int = 0
+    prefix_hits: int = 0
+    cached_tokens: int = 0
+    evictions: int = 0
 
 
 class Generation(abc.ABC):

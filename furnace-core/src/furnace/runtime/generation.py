@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from furnace.contracts import Event, Failed, Finished, Generation, Usage
+from furnace.runtime.commands import Abort
 from furnace.runtime.job import Job
-from furnace.runtime.step_loop import Abort, StepLoop
+from furnace.runtime.step_loop import StepLoop
 
 __all__ = ["ScheduledGeneration"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from furnace.contracts import (
     Finished,
@@ -37,7 +36,7 @@ class Job:
         in_reasoning: the prompt ended inside a reasoning section.
 
     Attributes:
-        opened: whether the model has a state for it, namely ``state``.
+        begun: it has left the queue and its client knows.
     """
 
     __slots__ = (
@@ -46,14 +45,13 @@ class Job:
         "_in_reasoning",
         "_stop_tokens",
         "_unsent",
+        "begun",
         "mailbox",
         "max_tokens",
-        "opened",
         "output",
         "request",
         "row",
         "sequence",
-        "state",
     )
 
     def __init__(
@@ -74,8 +72,7 @@ class Job:
         self.max_tokens = max_tokens
         self.output = output
         self.mailbox = mailbox
-        self.opened = False
-        self.state: Any = None
+        self.begun = False
         self._in_reasoning = in_reasoning
         self._unsent: list[int] = []
         self._stop_tokens = frozenset(params.stop_token_ids)
@@ -96,14 +93,22 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage(prompt_tokens=len(self.sequence.prompt), completion_tokens=len(self.sequence.generated))
+        sequence = self.sequence
+        return Usage(
+            prompt_tokens=len(sequence.prompt),
+            completion_tokens=len(sequence.generated),
+            cached_tokens=sequence.cached,
+        )
 
     def start(self, handoff: Handoff) -> None:
-        """It leaves the queue."""
-        handoff.add(
-            self.mailbox,
-            Started(prompt_tokens=len(self.sequence.prompt), in_reasoning=self._in_reasoning),
+        """It has left the queue."""
+        self.begun = True
+        started = Started(
+            prompt_tokens=len(self.sequence.prompt),
+            cached_tokens=self.sequence.cached,
+            in_reasoning=self._in_reasoning,
         )
+        handoff.add(self.mailbox, started)
 
     def take(self, token: int, handoff: Handoff) -> bool:
         """Its next token was picked and is already the last of ``sequence.generated``.

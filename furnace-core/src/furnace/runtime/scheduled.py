@@ -34,12 +34,14 @@ from furnace.contracts import (
     UnsupportedError,
 )
 from furnace.runtime.admission import Admission
+from furnace.runtime.commands import Add, Shutdown
 from furnace.runtime.generation import ScheduledGeneration
 from furnace.runtime.handoff import Mailbox
 from furnace.runtime.heartbeat import Heartbeat, LocalHeartbeat
 from furnace.runtime.job import Job
+from furnace.runtime.picker import Picker
 from furnace.runtime.plain_model import PlainModel
-from furnace.runtime.step_loop import Add, Shutdown, StepLoop
+from furnace.runtime.step_loop import StepLoop
 from furnace.runtime.text_output import TextOutput
 from furnace.sampling import Sampler
 from furnace.scheduler import SchedulerConfig, SchedulerState
@@ -130,6 +132,8 @@ class Scheduled(LlmEngine, TextService):
             limits.grid, min(config.max_step_tokens or limits.max_step_tokens, limits.max_step_tokens)
         )
         self._queue_deadline = config.queue_deadline
+        self._prefix_cache = config.prefix_cache is not False
+        self._keep_states = kv_tokens is not None if config.prefix_cache is None else config.prefix_cache
         self._admission.max_queue = config.max_queue or 0
 
     @property
@@ -144,6 +148,7 @@ class Scheduled(LlmEngine, TextService):
     def capabilities(self) -> Capabilities:
         return Capabilities(
             chat=self._pipeline.has_chat_template,
+            prefix_reuse=self._prefix_cache and self._model.capabilities.prefix_reuse,
             deterministic=self._model.capabilities.deterministic,
             tokenize=True,
             vocab_size=min(self._model.vocab_size, self._pipeline.vocab_size),
@@ -163,13 +168,22 @@ class Scheduled(LlmEngine, TextService):
     async def start(self) -> None:
         if self._steps is not None:
             raise RuntimeError("an engine starts only once")
-        state = SchedulerState(self._limits, max_running=self._max_running, max_step_tokens=self._max_step_tokens)
+        state = SchedulerState(
+            self._limits,
+            max_running=self._max_running,
+            max_step_tokens=self._max_step_tokens,
+            capabilities=self._model.capabilities,
+            prefix_cache=self._prefix_cache,
+            keep_states=self._keep_states,
+        )
         self._steps = StepLoop(
             self._model,
             state,
-            sampler=self._model.sampler or Sampler(),
-            vocab_size=self._pipeline.vocab_size,
-            missing_tokens=self._pipeline.missing_token_ids,
+            picker=Picker(
+                self._model.sampler or Sampler(),
+                min(self._model.vocab_size, self._pipeline.vocab_size),
+                self._pipeline.missing_token_ids,
+            ),
             admission=self._admission,
             heartbeat=self._heartbeat,
             clock=self._clock,
@@ -185,6 +199,7 @@ class Scheduled(LlmEngine, TextService):
             # A model that hangs must not keep the process from ending.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         self._text.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._pipeline.close)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         (generation,) = await self.generate_many([request])
@@ -300,6 +315,8 @@ class Scheduled(LlmEngine, TextService):
             prepared.tokens,
             client=request.client,
             priority=request.priority,
+            salt=request.cache_salt,
+            reuses=request.prompt_logprobs is None,
             deadline=None if waits is None else self._clock() + waits,
         )
         room = self._max_context - len(prepared.tokens)

@@ -6,8 +6,8 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +15,6 @@ from furnace.contracts import (
     BatchStepModel,
     Chunk,
     ChunkKind,
-    EngineBusyError,
-    EngineError,
     EngineFailedError,
     EngineUnavailableError,
     Failed,
@@ -24,39 +22,23 @@ from furnace.contracts import (
     Output,
     SchedulerStats,
     StepError,
-    TokenSampler,
 )
 from furnace.runtime.admission import Admission
+from furnace.runtime.commands import Abort, Add, Command, Shutdown
 from furnace.runtime.handoff import Handoff
 from furnace.runtime.heartbeat import Heartbeat
 from furnace.runtime.job import Job
+from furnace.runtime.jobs import Jobs
 from furnace.runtime.logits import read_rows
-from furnace.scheduler import Phase, Plan, PlannedChunk, SchedulerState
+from furnace.runtime.open_states import OpenStates
+from furnace.runtime.picker import Picker
+from furnace.scheduler import Plan, PlannedChunk, SchedulerState
 
-__all__ = ["Abort", "Add", "Shutdown", "StepLoop"]
+__all__ = ["StepLoop"]
 
 logger = logging.getLogger("furnace.runtime")
 
 _MODEL_FAILED = "The model failed on this request."
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Jobs that were admitted."""
-
-    jobs: list[Job]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The client of a job left."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """End everything."""
 
 
 class StepLoop:
@@ -65,9 +47,7 @@ class StepLoop:
     Args:
         model: its methods are called from the model thread alone.
         state: the policy, not yet used.
-        sampler: picks tokens.
-        vocab_size: token ids from here on are not the tokenizer's and are never picked.
-        missing_tokens: ids below it that are not the tokenizer's either.
+        picker: picks tokens.
         admission: told when a request leaves the queue.
         heartbeat: told when a step begins and ends.
         clock: seconds, monotonic; also that of the deadlines.
@@ -79,9 +59,7 @@ class StepLoop:
         model: BatchStepModel,
         state: SchedulerState,
         *,
-        sampler: TokenSampler,
-        vocab_size: int,
-        missing_tokens: frozenset[int],
+        picker: Picker,
         admission: Admission,
         heartbeat: Heartbeat,
         clock: Callable[[], float] = time.monotonic,
@@ -89,21 +67,20 @@ class StepLoop:
     ) -> None:
         self._model = model
         self._state = state
-        self._sampler = sampler
-        self._vocab_size = min(vocab_size, model.vocab_size)
-        self._missing = sorted(missing_tokens)
+        self._picker = picker
         self._admission = admission
         self._heartbeat = heartbeat
         self._clock = clock
         self._on_death = on_death
-        self._commands: queue.SimpleQueue[Add | Abort | Shutdown] = queue.SimpleQueue()
-        self._jobs: dict[int, Job] = {}
-        self._handoff = Handoff()
-        self._stats = SchedulerStats()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._states = OpenStates(model)
+        self._jobs = Jobs(state, self._states, admission)
+        # Copies of last rows of prompts, for followers that get the whole prompt's state.
+        self._prompt_rows: dict[int, npt.NDArray[np.float32]] = {}
         self._closing = False
         self._ended = False
 
-    def post(self, command: Add | Abort | Shutdown) -> None:
+    def post(self, command: Command) -> None:
         """Give the thread something to do. From any thread, also from a finalizer; never blocks.
 
         Once the thread has ended, jobs that come get a ``Failed`` at once.
@@ -115,20 +92,19 @@ class StepLoop:
 
     def stats(self) -> SchedulerStats:
         """A snapshot. From any thread; its numbers may be of neighbouring steps."""
-        state, stats = self._state, self._stats
-        kv = state.kv
-        return SchedulerStats(
+        state, kv = self._state, self._state.kv
+        kept = state.kv_kept
+        return msgspec.structs.replace(
+            self._jobs.stats,
             waiting=self._admission.waiting,
             running=len(state.running),
-            steps=stats.steps,
-            step_seconds=stats.step_seconds,
-            prefill_tokens=stats.prefill_tokens,
-            decode_tokens=stats.decode_tokens,
-            finished=stats.finished,
-            cancelled=stats.cancelled,
-            failed=stats.failed,
-            kv_used=kv.used * kv.block,
+            kv_used=(kv.used - kept) * kv.block,
+            kv_cached=kept * kv.block,
             kv_total=None if kv.total is None else kv.total * kv.block,
+            preemptions=state.preemptions,
+            prefix_hits=state.prefix_hits,
+            cached_tokens=state.cached_tokens,
+            evictions=state.room.evictions,
         )
 
     def run(self) -> None:
@@ -138,12 +114,12 @@ class StepLoop:
                 self._drain()
                 if not self._state.idle:
                     self._step()
-            self._end_all(EngineUnavailableError("The server is shutting down.", code="shutting_down"))
+            self._jobs.fail_all(EngineUnavailableError("The server is shutting down.", code="shutting_down"))
             self._model.close()
         except BaseException as error:
             logger.critical("the model thread of %s ended: %r", self._model.name, error, exc_info=True)
             self._on_death(f"the model thread ended: {type(error).__name__}")
-            self._abandon(EngineFailedError("The model stopped working."))
+            self._jobs.abandon(EngineFailedError("The model stopped working."))
         finally:
             self._ended = True
             self._refuse_rest()
@@ -151,7 +127,7 @@ class StepLoop:
     def _drain(self) -> None:
         """Take all commands that are there; wait for one when there is nothing else to do."""
         if self._state.idle:
-            self._handoff.flush()
+            self._jobs.handoff.flush()
             self._apply(self._commands.get())
         while True:
             try:
@@ -160,141 +136,144 @@ class StepLoop:
                 return
             self._apply(command)
 
-    def _apply(self, command: Add | Abort | Shutdown) -> None:
+    def _apply(self, command: Command) -> None:
         match command:
             case Add(jobs):
                 for job in jobs:
-                    self._jobs[job.sequence.id] = job
-                    self._state.add(job.sequence)
+                    self._jobs.add(job)
             case Abort(job):
-                if job.sequence.phase is not Phase.ENDED:
-                    self._stats.cancelled += 1
-                    self._end(job)
+                self._jobs.abort(job)
             case Shutdown():
                 self._closing = True
 
     def _step(self) -> None:
         """One step of the model."""
         plan = self._state.plan(self._clock())
-        self._carry_out(plan)
+        self._jobs.expire(plan)
+        self._jobs.release_lost(plan)
+        for _ in plan.started:
+            self._admission.leave(served=True)
+        for owner in self._prompt_rows.keys() - self._state.cache.rows:
+            del self._prompt_rows[owner]
         try:
+            self._reuse(plan)
             chunks = self._open(plan)
-            self._handoff.flush()
+            self._jobs.handoff.flush()
             if not chunks:
                 return
-            began = self._clock()
-            self._heartbeat.begin(sum(len(chunk.tokens) for chunk in chunks))
-            try:
-                logits = self._model.step(chunks)
-            finally:
-                self._heartbeat.end()
-                self._stats.steps += 1
-                self._stats.step_seconds += self._clock() - began
+            logits = self._run_model(chunks)
             wanted = [chunk for chunk in plan.chunks if chunk.output is Output.LAST]
             rows = read_rows(logits, len(wanted), self._model.vocab_size)
         except OutOfKvError:
-            self._make_room()
+            self._make_room(plan)
         except StepError as error:
             self._step_failed(plan, error)
         except Exception:
-            self._isolate([self._jobs[chunk.sequence.id] for chunk in plan.chunks])
+            self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
         else:
-            self._advance(plan.chunks)
-            self._sample(wanted, rows)
+            self._take(plan.chunks, wanted, rows)
 
-    def _carry_out(self, plan: Plan) -> None:
-        """What a plan says beyond its batch."""
-        for sequence in plan.expired:
-            job = self._jobs.pop(sequence.id)
-            self._admission.leave(served=False)
-            self._stats.failed += 1
-            busy = EngineBusyError(
-                "The request waited too long for the model. Try again later.",
-                retry_after=self._admission.retry_after(),
-            )
-            self._handoff.add(job.mailbox, Failed(busy.info))
-        for sequence in plan.preempted:
-            self._release(self._jobs[sequence.id])
-        for sequence in plan.started:
-            self._admission.leave(served=True)
-            self._jobs[sequence.id].start(self._handoff)
+    def _reuse(self, plan: Plan) -> None:
+        """Fork or hand on the states that a plan reuses; who gets a whole prompt also gets its next token."""
+        whole: list[Job] = []
+        rows: list[npt.NDArray[np.float32]] = []
+        try:
+            for reuse in list(plan.reuses):
+                sequence, owner = reuse.sequence, reuse.sequence.id
+                kept = reuse.length
+                if not reuse.moves:
+                    kept = self._states.fork(reuse.source, owner, reuse.length)
+                else:
+                    self._states.move(reuse.source, owner)
+                    if self._state.rewinds and not self._states.truncate(owner, reuse.length):
+                        kept = 0
+                if not self._state.forked(plan, reuse, kept):
+                    self._states.release(owner)
+                self._jobs.release_lost(plan)
+                if owner in self._states:
+                    self._jobs.begin(sequence)
+                    if reuse.whole and not sequence.prefilling:
+                        whole.append(self._jobs[sequence])
+                        rows.append(self._prompt_rows[reuse.source])
+        finally:
+            # Also when there was no room for one of them: the others have their states, and need their tokens.
+            if whole:
+                self._sample(whole, np.stack(rows))
 
     def _open(self, plan: Plan) -> list[Chunk]:
         """The batch as the model takes it; opens states that are missing."""
         chunks = []
         for planned in list(plan.chunks):
-            job = self._jobs[planned.sequence.id]
-            if not job.opened:
+            owner = planned.sequence.id
+            if owner not in self._states:
                 try:
-                    job.state = self._model.open(None)
+                    self._states.open(owner)
                 except OutOfKvError:
                     raise
                 except Exception:
+                    job = self._jobs[planned.sequence]
                     logger.exception("request %s: the model could not open a sequence", job.request.id)
                     plan.chunks.remove(planned)
-                    self._fail(job, EngineFailedError(_MODEL_FAILED))
+                    self._jobs.fail(job, EngineFailedError(_MODEL_FAILED))
                     continue
-                job.opened = True
-            chunks.append(Chunk(job.state, planned.tokens, planned.position, planned.kind, planned.output))
+                self._jobs.begin(planned.sequence)
+            state = self._states[owner]
+            chunks.append(Chunk(state, planned.tokens, planned.position, planned.kind, planned.output))
         return chunks
 
-    def _advance(self, chunks: list[PlannedChunk]) -> None:
-        self._state.advance(chunks)
-        self._stats.prefill_tokens += sum(len(chunk.tokens) for chunk in chunks if chunk.kind is ChunkKind.PREFILL)
-
-    def _sample(self, wanted: list[PlannedChunk], rows: npt.NDArray[np.float32]) -> None:
-        """Pick the next token of each row, and end the sequences for which it was the last."""
-        if not wanted:
-            return
-        jobs = [self._jobs[chunk.sequence.id] for chunk in wanted]
-        rows = rows[:, : self._vocab_size]
-        if self._missing:
-            rows = rows.copy()
-            rows[:, self._missing] = -np.inf
+    def _run_model(self, chunks: list[Chunk]) -> object:
+        stats = self._jobs.stats
+        began = self._clock()
+        self._heartbeat.begin(sum(len(chunk.tokens) for chunk in chunks))
         try:
-            tokens = self._sampler.sample(rows, [job.row for job in jobs])
+            return self._model.step(chunks)
+        finally:
+            self._heartbeat.end()
+            stats.steps += 1
+            stats.step_seconds += self._clock() - began
+
+    def _take(self, chunks: list[PlannedChunk], wanted: list[PlannedChunk], rows: npt.NDArray[np.float32]) -> None:
+        """The model has taken these chunks, and given these rows for some of them."""
+        self._state.advance(chunks)
+        for chunk in chunks:
+            if chunk.kind is ChunkKind.PREFILL:
+                self._jobs.stats.prefill_tokens += len(chunk.tokens)
+        for chunk, row in zip(wanted, rows, strict=True):
+            if chunk.sequence.id in self._state.cache.rows:
+                # Its followers read it after the next step of others, and the sampler may overwrite it.
+                self._prompt_rows.setdefault(chunk.sequence.id, row.copy())
+        self._sample([self._jobs[chunk.sequence] for chunk in wanted], rows)
+
+    def _sample(self, jobs: list[Job], rows: npt.NDArray[np.float32]) -> None:
+        """Pick the next token of each job, and end those for which it was the last."""
+        if not jobs:
+            return
+        try:
+            tokens = self._picker.pick(rows, [job.row for job in jobs])
         except Exception:
             self._isolate(jobs)
             return
         for job, token in zip(jobs, tokens, strict=True):
             if token < 0:
                 logger.error("request %s: the model gave no usable score for any token", job.request.id)
-                self._fail(job, EngineFailedError("The model gave no usable score for any token."))
+                self._jobs.fail(job, EngineFailedError("The model gave no usable score for any token."))
             else:
-                self._append(job, token)
+                self._jobs.append(job, token)
 
-    def _append(self, job: Job, token: int) -> None:
-        self._state.append(job.sequence, token)
-        self._stats.decode_tokens += 1
-        try:
-            last = job.take(token, self._handoff)
-        except Exception:
-            logger.exception("request %s: its text could not be made", job.request.id)
-            self._fail(job, EngineFailedError("The output could not be turned into text."))
-            return
-        if last:
-            self._stats.finished += 1
-            self._end(job)
-        elif job.mailbox.overflowed:
-            # Its reader has been told.
-            self._stats.cancelled += 1
-            self._end(job)
-
-    def _make_room(self) -> None:
-        """The model has less room than it said; the youngest sequence goes back to the queue."""
-        sequence = self._state.out_of_kv()
-        job = self._jobs[sequence.id]
-        if sequence.phase is Phase.RUNNING:
+    def _make_room(self, plan: Plan) -> None:
+        """The model has less room than it said; somebody has to go."""
+        stuck = self._state.out_of_kv(plan)
+        self._jobs.release_lost(plan)
+        if stuck is not None:
+            job = self._jobs[stuck]
             logger.error("request %s: the model has no room for it, though nothing else runs", job.request.id)
-            self._fail(job, EngineFailedError("The model has no room for this request."))
-        else:
-            self._release(job)
+            self._jobs.fail(job, EngineFailedError("The model has no room for this request."))
 
     def _step_failed(self, plan: Plan, error: StepError) -> None:
         """The model named the guilty; the others have advanced if it gave their logits."""
         guilty = set(error.failed)
         if not guilty or not guilty <= set(range(len(plan.chunks))):
-            self._isolate([self._jobs[chunk.sequence.id] for chunk in plan.chunks])
+            self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
             return
         others = [chunk for index, chunk in enumerate(plan.chunks) if index not in guilty]
         wanted = [chunk for chunk in others if chunk.output is Output.LAST]
@@ -303,66 +282,26 @@ class StepLoop:
             try:
                 rows = read_rows(error.logits, len(wanted), self._model.vocab_size)
             except (TypeError, ValueError):
-                self._isolate([self._jobs[chunk.sequence.id] for chunk in plan.chunks])
+                self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
                 return
         for index in sorted(guilty):
-            job = self._jobs[plan.chunks[index].sequence.id]
+            job = self._jobs[plan.chunks[index].sequence]
             logger.error("request %s failed in the model: %s", job.request.id, error.message, exc_info=error)
-            self._fail(job, EngineFailedError(_MODEL_FAILED))
+            self._jobs.fail(job, EngineFailedError(_MODEL_FAILED))
         if rows is not None:
-            self._advance(others)
-            self._sample(wanted, rows)
+            self._take(others, wanted, rows)
 
     def _isolate(self, jobs: list[Job]) -> None:
         """A step failed and the states of its batch are unknown. Called while its exception is handled."""
         ids = ", ".join(job.request.id or str(job.sequence.id) for job in jobs)
         if len(jobs) == 1:
             logger.exception("request %s failed in the model", ids)
-            self._fail(jobs[0], EngineFailedError(_MODEL_FAILED))
+            self._jobs.fail(jobs[0], EngineFailedError(_MODEL_FAILED))
             return
         logger.warning("a step failed; requests %s run alone until it is known which one it was", ids, exc_info=True)
         for job in jobs:
-            self._release(job)
+            self._states.release(job.sequence.id)
         self._state.isolate(job.sequence for job in jobs)
-
-    def _fail(self, job: Job, error: EngineError) -> None:
-        self._stats.failed += 1
-        self._handoff.add(job.mailbox, Failed(error.info, job.usage))
-        self._end(job)
-
-    def _end(self, job: Job) -> None:
-        """A job is over: its place, KV and state are free."""
-        sequence = job.sequence
-        if sequence.phase is Phase.WAITING and sequence.order < 0:
-            self._admission.leave(served=False)
-        self._state.end(sequence)
-        del self._jobs[sequence.id]
-        self._release(job)
-
-    def _release(self, job: Job) -> None:
-        """Give a state back, once. A model that fails even here has lost only that state."""
-        if not job.opened:
-            return
-        job.opened = False
-        state, job.state = job.state, None
-        try:
-            self._model.release(state)
-        except Exception:
-            logger.exception("the model failed to release a sequence of request %s", job.request.id)
-
-    def _end_all(self, error: EngineError) -> None:
-        """Every job gets its last event and gives its state back."""
-        for job in list(self._jobs.values()):
-            self._fail(job, error)
-        self._handoff.flush()
-
-    def _abandon(self, error: EngineError) -> None:
-        """The loop broke: every job gets its last event; the model is not called any more."""
-        self._handoff = Handoff()
-        for job in self._jobs.values():
-            self._handoff.add(job.mailbox, Failed(error.info, job.usage))
-        self._jobs.clear()
-        self._handoff.flush()
 
     def _refuse_rest(self) -> None:
         """End the jobs that came too late. From any thread, also from several at once."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from furnace.scheduler.config import SchedulerConfig
 from furnace.scheduler.kv_budget import KvBudget
-from furnace.scheduler.plan import Plan, PlannedChunk
+from furnace.scheduler.plan import Plan, PlannedChunk, Reuse
+from furnace.scheduler.prefix_index import PrefixIndex
 from furnace.scheduler.sequence import Phase, Sequence
 from furnace.scheduler.state import SchedulerState
 from furnace.scheduler.waiting_queue import WaitingQueue
@@ -14,6 +15,8 @@ __all__ = [
     "Phase",
     "Plan",
     "PlannedChunk",
+    "PrefixIndex",
+    "Reuse",
     "SchedulerConfig",
     "SchedulerState",
     "Sequence",

@@ -17,6 +17,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         queue_deadline: seconds that a request may wait for its first step (default 300).
         max_context: most tokens of prompt and output together (default: the model's).
         kv_tokens: KV tokens to use (default: the model's).
+        prefix_cache: take common beginnings of prompts from other sequences, if the model can, and keep the states of
+            those that are over (default: yes, but states are kept only where the model bounds its KV cache: else
+            nothing says how many tokens there is memory for).
     """
 
     max_queue: int | None = None
@@ -25,6 +28,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     queue_deadline: float | None = None
     max_context: int | None = None
     kv_tokens: int | None = None
+    prefix_cache: bool | None = None
 
     def filled(self, defaults: SchedulerConfig) -> SchedulerConfig:
         """This, with every unset field taken from ``defaults``."""

@@ -29,14 +29,18 @@ class Sequence:
         generated: token ids so far.
         client: for fairness.
         priority: higher goes first.
+        salt: sequences with different ones never share a prefix.
+        reuses: it may take a prefix from another's state; one that needs a row for each prompt token may not.
         deadline: the time, on the scheduler's clock, after which it may not wait any more for its first step; or None.
         phase: waiting, running or ended.
         computed: how many tokens the model's state holds.
         order: when it first started, counted over all sequences; -1 before that.
+        cached: how many prompt tokens it took from another's state when it first started.
         suspect: it was in a step that failed, and runs alone until it has given a token.
     """
 
     __slots__ = (
+        "cached",
         "client",
         "computed",
         "deadline",
@@ -46,21 +50,34 @@ class Sequence:
         "phase",
         "priority",
         "prompt",
+        "reuses",
+        "salt",
         "suspect",
     )
 
     def __init__(
-        self, id: int, prompt: list[int], *, client: str = "", priority: int = 0, deadline: float | None = None
+        self,
+        id: int,
+        prompt: list[int],
+        *,
+        client: str = "",
+        priority: int = 0,
+        salt: str = "",
+        reuses: bool = True,
+        deadline: float | None = None,
     ) -> None:
         self.id = id
         self.prompt = prompt
         self.generated: list[int] = []
         self.client = client
         self.priority = priority
+        self.salt = salt
+        self.reuses = reuses
         self.deadline = deadline
         self.phase = Phase.WAITING
         self.computed = 0
         self.order = -1
+        self.cached = 0
         self.suspect = False
 
     def __repr__(self) -> str:
@@ -76,6 +93,10 @@ class Sequence:
     def prefilling(self) -> bool:
         """Prompt tokens are missing in the state."""
         return self.computed < len(self.prompt)
+
+    def asks_the_same(self, other: Sequence) -> bool:
+        """Another sequence has the same prompt and may know of this one."""
+        return self.prompt == other.prompt and self.salt == other.salt
 
     def span(self, start: int, stop: int) -> list[int]:
         """The tokens at positions ``start`` to ``stop``, which lie both in the prompt or both in the output."""

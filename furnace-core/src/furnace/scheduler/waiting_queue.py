@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from furnace.scheduler.sequence import Sequence
 
@@ -42,26 +42,25 @@ class WaitingQueue:
         """Queue a sequence that ran before."""
         bisect.insort(self._resuming, sequence, key=lambda each: each.order)
 
-    def peek(self) -> Sequence | None:
-        """The next one, left in the queue."""
+    def peek(self, passed: Container[Sequence] = ()) -> Sequence | None:
+        """The next one, left in the queue.
+
+        Args:
+            passed: can't start yet; clients whose next one is among them are left out of the round.
+        """
         if self._resuming:
             return self._resuming[0]
-        if not self._levels:
-            return None
-        level = self._levels[max(self._levels)]
-        return next(iter(level.values()))[0]
+        for priority in sorted(self._levels, reverse=True):
+            for queue in self._levels[priority].values():
+                if queue[0] not in passed:
+                    return queue[0]
+        return None
 
-    def pop(self) -> Sequence:
-        """Take the next one; its client then goes to the back of the round.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
-        sequence = self.peek()
-        if sequence is None:
-            raise IndexError("pop from an empty waiting queue")
-        if self._resuming:
-            return self._resuming.pop(0)
+    def take(self, sequence: Sequence) -> None:
+        """Take out what ``peek`` gave; its client then goes to the back of the round."""
+        if self._resuming and self._resuming[0] is sequence:
+            del self._resuming[0]
+            return
         level = self._levels[sequence.priority]
         queue = level.pop(sequence.client)
         queue.popleft()
@@ -70,7 +69,6 @@ class WaitingQueue:
         elif not level:
             del self._levels[sequence.priority]
         self._new -= 1
-        return sequence
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a sequence out, wherever it stands; False when it is not here."""
