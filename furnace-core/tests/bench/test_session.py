@@ -5,7 +5,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_endpoint import SLACK, Answer, Asked, Reply, ScriptedEndpoint, Silent, polite
+from scripted_endpoint import (
+    DONE,
+    FINISH,
+    SLACK,
+    Answer,
+    Asked,
+    Reply,
+    ScriptedEndpoint,
+    Silent,
+    content,
+    polite,
+    usage,
+)
 
 from furnace.bench import ClosedLoop, Lengths, OpenLoop, Plan, Report, Target, TargetError, run
 from furnace.bench import load as load_module
@@ -47,6 +59,22 @@ async def test_prompts_have_the_length_that_was_asked_for() -> None:
     assert measurement.all.completion_tokens == 4 * 3
     (described,) = report.servers
     assert (described.model, described.tokens_per_word, described.prompt_overhead) == ("tiny", 1.0, 3.0)
+
+
+async def test_words_that_differ_in_tokens_are_known_by_their_average() -> None:
+    def tokens(text: str) -> int:
+        return 9 + sum(1 + (word < "f") for word in text.split())  # a tokenizer that does not know all of them
+
+    async def answer(asked: Asked, reply: Reply) -> None:
+        await reply.head()
+        await reply.events(content("x"), FINISH, usage(tokens(asked.body["messages"][0]["content"]), 1), DONE)
+        await reply.end()
+
+    async with ScriptedEndpoint(answer) as server:
+        plan = plan_for(server.url, prompt=Lengths(400, 400), requests=10)
+        report = await report_of(msgspec.structs.replace(plan, target=Target(server.url, "m")))
+
+    assert report.measurements[0].all.prompt_tokens / 10 == pytest.approx(400, rel=0.05)
 
 
 async def test_no_prompt_is_sent_twice_in_a_benchmark() -> None:

@@ -7,16 +7,12 @@ import msgspec
 from furnace.bench.client import Client
 from furnace.bench.errors import TargetError
 from furnace.bench.plan import Plan
-from furnace.bench.prompts import Prompts, PromptScale, Request
+from furnace.bench.prompts import WORDS, Prompts, PromptScale, Request
 from furnace.bench.sample import UNREACHABLE, Sample
 
 __all__ = ["Calibration", "calibrate"]
 
-FEW_WORDS = 4
-# The more words, the better is their average known: not every tokenizer knows each of them. But a word may be five
-# tokens, and what is longer than the prompts that are asked for may not fit into the model's context.
-LEAST_MANY_WORDS, MOST_MANY_WORDS = 36, 256
-MOST_TOKENS_PER_WORD = 6
+FEW_WORDS, MANY_WORDS = 4, 36
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -32,19 +28,24 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 async def calibrate(client: Client, plan: Plan) -> Calibration:
-    """Choose the client's model, drop what the server refuses, and ask it what two prompts are in tokens.
+    """Choose the client's model, drop what the server refuses, and ask it how many tokens some prompts are.
 
     Raises:
         TargetError: the server can't be reached, or refuses the requests.
     """
     if not client.model:
         client.model = await _only_model(client)
-    many_words = min(max(plan.prompt.high // MOST_TOKENS_PER_WORD, LEAST_MANY_WORDS), MOST_MANY_WORDS)
     few = await _ask(client, FEW_WORDS, plan)
-    many = await _ask(client, many_words, plan)
+    many = await _ask(client, MANY_WORDS, plan)
     if not (few.counted and many.counted):
         return Calibration(PromptScale(), counts=False)
-    scale = PromptScale.measured((FEW_WORDS, few.prompt_tokens), (many_words, many.prompt_tokens))
+    scale = PromptScale.measured((FEW_WORDS, few.prompt_tokens), (MANY_WORDS, many.prompt_tokens))
+    # Some tokenizers know some of the words only, and the average of a few says little. More than the prompts that are
+    # asked for may not fit into the model's context.
+    most_words = min(scale.words(plan.prompt.high), len(WORDS))
+    if most_words > MANY_WORDS:
+        most = await _ask(client, most_words, plan)
+        scale = PromptScale.measured((FEW_WORDS, few.prompt_tokens), (most_words, most.prompt_tokens))
     return Calibration(scale, counts=True)
 
 

@@ -108,8 +108,8 @@ class Prompts:
 
     @staticmethod
     def of_words(count: int, *, seed: int) -> str:
-        """A text of so many words."""
-        return " ".join(_words(random.Random(f"{seed}/text"), count))  # noqa: S311
+        """A text of so many different words, at most all that there are."""
+        return " ".join(random.Random(f"{seed}/text").sample(WORDS, count))  # noqa: S311
 
     def request(self, place: str, index: int) -> Request:
         """One request.

@@ -14,11 +14,12 @@ import click
 
 from furnace.cli.progress import LoadProgress
 from furnace.cli.state import debug_option
-from furnace.config import LOG_LEVELS, ConfigError, ServeConfig, assign_options
+from furnace.config import LOG_FORMATS, LOG_LEVELS, ConfigError, ServeConfig, assign_options
 from furnace.contracts import LlmEngine, Progress
 from furnace.plugins import EngineSpec, load_engine
 from furnace.plugins.registry import find_engine
 from furnace.telemetry.logs import set_up_logging
+from furnace.telemetry.otlp import tracer_provider_from_environment
 
 __all__ = ["command", "serve"]
 
@@ -73,6 +74,9 @@ _POSITIVE = click.IntRange(min=1)
     help="A model step that takes longer is a hang: its process is started again.",
 )
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="What to log.")
+@click.option(
+    "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="json: one object a line."
+)
 @debug_option
 def command(
     engines: tuple[str, ...], assignments: tuple[str, ...], chat_template: Path | None, **settings: Any
@@ -101,7 +105,7 @@ def serve(config: ServeConfig) -> None:
         find_engine(spec.scheme)  # a mistake is told at once, and not after the web framework is imported
     from furnace.server import Bounds, Server
 
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format)
     bounds = Bounds() if config.max_body is None else Bounds(max_body=config.max_body)
     ready = False
 
@@ -113,9 +117,15 @@ def serve(config: ServeConfig) -> None:
             logger.warning("anybody who can reach %s can use the models: there are no keys", url)
         click.echo(f"furnace: serving {', '.join(server.models)} on {url}")
 
-    # With the models elsewhere, uvloop's writes hold up nobody.
-    server = Server(config.host, config.port, bounds=bounds, loop="asyncio" if config.in_process else "uvloop")
-    with LoadProgress() as progress:
+    with tracer_provider_from_environment() as traces, LoadProgress() as progress:
+        # With the models elsewhere, uvloop's writes hold up nobody.
+        server = Server(
+            config.host,
+            config.port,
+            bounds=bounds,
+            loop="asyncio" if config.in_process else "uvloop",
+            tracer_provider=traces,
+        )
         for spec in config.engines:
             report = partial(_report, progress, spec.name or spec.model)
             make = _load if config.in_process else _process
