@@ -18,7 +18,7 @@ from furnace.config import LOG_FORMATS, LOG_LEVELS, ConfigError, ServeConfig, as
 from furnace.contracts import LlmEngine, Progress
 from furnace.plugins import EngineSpec, load_engine
 from furnace.plugins.registry import find_engine
-from furnace.telemetry.logs import set_up_logging
+from furnace.telemetry.logs import LogStream, set_up_logging
 from furnace.telemetry.otlp import tracer_provider_from_environment
 
 __all__ = ["command", "serve"]
@@ -117,7 +117,8 @@ def serve(config: ServeConfig) -> None:
             logger.warning("anybody who can reach %s can use the models: there are no keys", url)
         click.echo(f"furnace: serving {', '.join(server.models)} on {url}")
 
-    with tracer_provider_from_environment() as traces, LoadProgress() as progress:
+    stream = LogStream(logger) if config.log_format == "json" else None
+    with tracer_provider_from_environment() as traces, LoadProgress(stream) as progress:
         # With the models elsewhere, uvloop's writes hold up nobody.
         server = Server(
             config.host,
@@ -150,7 +151,13 @@ def _load(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
 def _process(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
     from furnace.runtime.process import Launch, ProcessEngine
 
-    launch = Launch.of(spec, config.context(), scheduler=config.scheduler, log_level=config.log_level)
+    launch = Launch.of(
+        spec,
+        config.context(),
+        scheduler=config.scheduler,
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
     return ProcessEngine(launch, progress=report, step_seconds=config.step_timeout)
 
 

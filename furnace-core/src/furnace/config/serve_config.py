@@ -14,9 +14,10 @@ from furnace.plugins.engine_spec import EngineSpec
 from furnace.plugins.options import parse_assignment
 from furnace.scheduler.config import SchedulerConfig
 
-__all__ = ["LOG_LEVELS", "ServeConfig", "assign_options"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServeConfig", "assign_options"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +36,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         in_process: run the models in the HTTP process instead of one process each.
         step_timeout: seconds after which a model step is a hang.
         log_level: one of ``LOG_LEVELS``.
+        log_format: one of ``LOG_FORMATS``.
     """
 
     engines: list[EngineSpec]
@@ -49,6 +51,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     in_process: bool = False
     step_timeout: float = 60.0
     log_level: str = "info"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         if not self.engines:
@@ -57,6 +60,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"port {self.port} is not between 0 and 65535")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"{quote(self.log_level)} is no log level; there are {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"{quote(self.log_format)} is no log format; there are {', '.join(LOG_FORMATS)}")
         for field in ("max_context", "kv_tokens", "max_queue", "threads", "max_body"):
             value = getattr(self, field)
             if value is not None and value < 1:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from litestar.types import Receive, Scope, Send
 
-from furnace.contracts import ClientStalledError, EngineError, EngineUnavailableError, FinishReason
+from furnace.contracts import ClientStalledError, EngineError, EngineUnavailableError, FinishReason, Usage
 from furnace.contracts.errors import quote
 from furnace.server.body import read_json_body
 from furnace.server.bounds import Bounds
@@ -23,12 +23,13 @@ from furnace.server.job import Api, Job
 from furnace.server.replies import CollectedReply, StreamedReply
 from furnace.server.traffic import Traffic
 from furnace.telemetry import Outcome
+from furnace.telemetry.setup import Telemetry
+from furnace.telemetry.timeline import Timeline
+from furnace.telemetry.tracing import RequestSpan, trace_context
 
 __all__ = ["Answer", "Services"]
 
 logger = logging.getLogger("furnace.server")
-
-LONGEST_TRACE_HEADER = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Services:
     engines: Engines
     traffic: Traffic
     bounds: Bounds
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 class Answer:
@@ -53,6 +55,8 @@ class Answer:
         self._exchange: Exchange
         self._model: Model | None = None
         self._choices: Choices | None = None
+        self._timeline: Timeline | None = None
+        self._span: RequestSpan | None = None
         self._watcher: DisconnectWatcher | None = None
         self._reply: StreamedReply | None = None
         self._outcome: Outcome | None = None
@@ -61,7 +65,10 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request."""
-        self._exchange = Exchange.of(scope)
+        exchange = self._exchange = Exchange.of(scope)
+        self._span = self._services.telemetry.span(self._api.operation, exchange.id, exchange.header)
+        if self._span is not None:
+            exchange.trace_id = self._span.trace_id
         try:
             failure = await self._attempt(receive)
             await self._close()
@@ -79,6 +86,8 @@ class Answer:
             if self._watcher is not None:
                 self._watcher.stop()
             self._services.traffic.leave(self)
+            if self._span is not None:
+                self._span.end(exchange.status, exchange.outcome, exchange.usage)
 
     async def stop(self, error: EngineUnavailableError) -> None:
         """End it with this error: on the stream if there is one, as the answer if not."""
@@ -91,11 +100,6 @@ class Answer:
     def abort(self) -> None:
         """Cut the connection."""
         self._exchange.abort()
-
-    def on_first_token(self) -> None:
-        """Count the time to it."""
-        if self._model is not None:
-            self._model.metrics.first_token(self._exchange.seconds)
 
     def on_finished(self, reason: FinishReason) -> None:
         """Count the request before its last byte is sent: who has read it finds it counted."""
@@ -136,6 +140,8 @@ class Answer:
         body = self._api.decode(await read_json_body(exchange, receive, self._services.bounds))
         exchange.model = body.model
         self._model = self._services.engines.find(body.model)
+        if self._span is not None:
+            self._span.named(body.model)
         self._watcher = DisconnectWatcher(receive, self._close)
         job = await self._api.plan(body, self._model)
         self._choices = await self._admit(job, self._model)
@@ -150,23 +156,30 @@ class Answer:
             raise self._stopped
 
     async def _admit(self, job: Job, model: Model) -> Choices:
-        trace = {name: value for name in ("traceparent", "tracestate") if (value := self._trace_header(name))}
+        exchange, span = self._exchange, self._span
+        trace = trace_context(exchange.header) if span is None else span.context
         requests = [
-            msgspec.structs.replace(request, id=self._exchange.id, client=self._exchange.client, trace=trace)
+            msgspec.structs.replace(request, id=exchange.id, client=exchange.client, trace=trace)
             for request in job.requests
         ]
         if len(requests) == 1:
             generations = [await model.engine.generate(requests[0])]
         else:
             generations = await model.engine.generate_many(requests)
-        model.metrics.admit()
-        return Choices(generations)
+        self._timeline = self._services.telemetry.admit(
+            model.name,
+            model.metrics,
+            self._api.operation,
+            arrived=exchange.started,
+            choices=len(generations),
+            usage=self._usage,
+            span=span,
+        )
+        return Choices(generations, self._timeline.take)
 
-    def _trace_header(self, name: str) -> str | None:
-        value = self._exchange.header(name.encode())
-        if value is None or len(value) > LONGEST_TRACE_HEADER or not value.isascii():
-            return None
-        return value.decode()
+    def _usage(self) -> Usage:
+        """What the request has used so far."""
+        return Usage() if self._choices is None else self._choices.usage
 
     async def _close(self) -> None:
         if self._choices is not None:
@@ -182,9 +195,9 @@ class Answer:
         self._outcome = outcome
         exchange = self._exchange
         exchange.outcome = outcome
-        if self._choices is not None and self._model is not None:
-            exchange.usage = self._choices.usage
-            self._model.metrics.end(outcome, exchange.usage, exchange.seconds)
+        if self._timeline is not None:
+            exchange.usage = self._usage()
+            self._timeline.end(outcome, exchange.usage)
         else:
             if outcome == "error":
                 exchange.outcome = "rejected"

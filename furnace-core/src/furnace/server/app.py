@@ -13,6 +13,7 @@ from furnace.server.answer import Services
 from furnace.server.apis.chat import chat_route
 from furnace.server.apis.completions import completions_route
 from furnace.server.apis.health import health_routes
+from furnace.server.apis.metrics import metrics_route
 from furnace.server.apis.models import models_routes
 from furnace.server.errors import ApiError
 from furnace.server.exchange import Exchange
@@ -31,6 +32,7 @@ def build_app(services: Services) -> Litestar:
             completions_route(services),
             *models_routes(services),
             *health_routes(services),
+            metrics_route(services),
             *page_routes(),
         ],
         exception_handlers={HTTPException: _http_error, Exception: _any_error},

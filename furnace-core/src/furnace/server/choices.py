@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from furnace.contracts import EngineFailedError, Event, Failed, Finished, Generation, Usage
 
@@ -21,9 +21,14 @@ class Choices:
 
     A generation that breaks, or ends without its last event although nobody closed it, ends with ``Failed`` here: a
     response must never stop without a reason.
+
+    Args:
+        generations: one a choice.
+        observe: sees all events, with the index of their choice, before anybody else.
     """
 
-    def __init__(self, generations: Sequence[Generation]) -> None:
+    def __init__(self, generations: Sequence[Generation], observe: Callable[[int, list[Event]], None]) -> None:
+        self._observe = observe
         self._generations = list(generations)
         self._closed = False
         self._open = len(generations)
@@ -94,8 +99,10 @@ class Choices:
         if not events and not self._closed:
             logger.error("an engine ended a generation without its last event")
             events = [_broken(generation)]
-        if events and isinstance(events[-1], (Finished, Failed)):
-            self._open -= 1
+        if events:
+            self._observe(index, events)
+            if isinstance(events[-1], (Finished, Failed)):
+                self._open -= 1
         return events
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from litestar.types import Scope
 
-from furnace.contracts import Capabilities, EngineUnavailableError, HealthState, LlmEngine
+from furnace.contracts import Capabilities, EngineUnavailableError, HealthState, LlmEngine, SchedulerStats
 from furnace.contracts.errors import quote
 from furnace.server.errors import ApiError, EngineStartError
 from furnace.telemetry import LlmMetrics
@@ -51,6 +51,15 @@ class Model:
         except Exception:
             logger.exception("engine %s could not say how it is", quote(self.name))
             return HealthState.DEAD
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """What its scheduler does, if furnace schedules it and it can say."""
+        try:
+            return self.engine.stats()
+        except Exception:
+            logger.exception("engine %s could not say what it does", quote(self.name))
+            return None
 
 
 class Engines:

@@ -12,8 +12,9 @@ from typing import Any
 from litestar.types import Message, Scope, Send
 
 from furnace.contracts import Usage
-from furnace.contracts.errors import quote
+from furnace.contracts.errors import QUOTE_LIMIT, quote
 from furnace.server.errors import ApiError
+from furnace.telemetry.logs import FIELDS
 
 __all__ = ["ABORT", "Exchange", "new_request_id"]
 
@@ -24,7 +25,10 @@ ABORT = "furnace.abort"
 
 _KEY = "furnace.exchange"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:=+/-]{1,128}")
-_PROBES = ("/healthz", "/readyz", "/health")
+# Asked for every few seconds by machines.
+_PROBES = ("/healthz", "/readyz", "/health", "/metrics")
+# What the client chose, and what is quoted in the log therefore.
+_CHOSEN = ("path", "model")
 # What is logged as the status when the client left before there was one.
 CLIENT_CLOSED = 499
 
@@ -44,6 +48,7 @@ class Exchange:
         model: the model that was asked for, if any.
         usage: tokens, once known.
         outcome: how it ended, for the log.
+        trace_id: of its span, or empty.
         send: the server's own send. Token streams use it directly: Litestar's wrapping would cost them one more
             coroutine a token and give them nothing.
     """
@@ -59,6 +64,7 @@ class Exchange:
         self.model: str | None = None
         self.usage = Usage()
         self.outcome = ""
+        self.trace_id = ""
         self.send = send
         sent_id = self.header(b"x-request-id")
         sane = sent_id is not None and _SANE_ID.fullmatch(sent_id)
@@ -125,14 +131,21 @@ class Exchange:
         level = logging.DEBUG if self.path.startswith(_PROBES) else logging.INFO
         if not access_log.isEnabledFor(level):
             return
-        parts = [
-            f"id={self.id} client={self.client or '-'} method={self.method} path={quote(self.path)}",
-            f"status={self.status or CLIENT_CLOSED}",
-        ]
+        fields: dict[str, str | int | float] = {
+            "id": self.id,
+            "client": self.client or "-",
+            "method": self.method,
+            "path": self.path[:QUOTE_LIMIT],
+            "status": self.status or CLIENT_CLOSED,
+        }
         if self.model is not None:
-            parts.append(f"model={quote(self.model)}")
-            parts.append(f"prompt_tokens={self.usage.prompt_tokens} completion_tokens={self.usage.completion_tokens}")
+            fields["model"] = self.model[:QUOTE_LIMIT]
+            fields["prompt_tokens"] = self.usage.prompt_tokens
+            fields["completion_tokens"] = self.usage.completion_tokens
         if self.outcome:
-            parts.append(f"outcome={self.outcome}")
-        parts.append(f"seconds={self.seconds:.4f}")
-        access_log.log(level, "%s", " ".join(parts))
+            fields["outcome"] = self.outcome
+        if self.trace_id:
+            fields["trace_id"] = self.trace_id
+        fields["seconds"] = round(self.seconds, 4)
+        words = (f"{name}={quote(value) if name in _CHOSEN else value}" for name, value in fields.items())
+        access_log.log(level, "%s", " ".join(words), extra={FIELDS: fields})

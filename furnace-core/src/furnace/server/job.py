@@ -10,6 +10,7 @@ import msgspec
 
 from furnace.contracts import FinishReason, GenerateRequest, Usage
 from furnace.server.engines import Model
+from furnace.telemetry.names import Operation
 
 __all__ = ["Api", "Job", "NamesModel", "Output", "Renderer", "StreamOptions"]
 
@@ -86,6 +87,8 @@ class Api(abc.ABC, Generic[BodyT]):
 
     prompt_param: ClassVar[str]
     """The field that holds the prompt, for errors about its length."""
+    operation: ClassVar[Operation]
+    """What it is in metrics and traces."""
 
     @abc.abstractmethod
     def decode(self, data: bytes) -> BodyT:

@@ -17,9 +17,6 @@ __all__ = ["CollectedReply", "Observer", "StreamedReply"]
 class Observer(Protocol):
     """Who wants to know how a reply goes."""
 
-    def on_first_token(self) -> None:
-        """The first piece of output is there."""
-
     def on_finished(self, reason: FinishReason) -> None:
         """All choices are complete and the end is about to be sent; the reason is the first choice's."""
 
@@ -107,7 +104,6 @@ class StreamedReply:
         for index, events in entries:
             if not self._spoke and _has_output(events):
                 self._spoke = True
-                self._observer.on_first_token()
             text, reasoning, last = _merge(events)
             usage = self._choices.usage if self._running_usage else None
             if text or reasoning:
@@ -142,12 +138,8 @@ class CollectedReply:
         texts: list[list[str]] = [[] for _ in range(len(self._choices))]
         thoughts: list[list[str]] = [[] for _ in range(len(self._choices))]
         reasons: dict[int, FinishReason] = {}
-        spoke = False
         while entries := await self._choices.batch():
             for index, events in entries:
-                if not spoke and _has_output(events):
-                    spoke = True
-                    self._observer.on_first_token()
                 text, reasoning, last = _merge(events)
                 texts[index].append(text)
                 thoughts[index].append(reasoning)

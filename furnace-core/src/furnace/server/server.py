@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from litestar.types import ASGIApp
 
@@ -21,6 +21,10 @@ from furnace.server.gate import Gate
 from furnace.server.listener import Listener, bind
 from furnace.server.traffic import Traffic
 from furnace.telemetry import LlmMetrics
+from furnace.telemetry.setup import Telemetry
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 __all__ = ["Server"]
 
@@ -48,6 +52,7 @@ class Server:
         loop: the event loop of ``serve`` and ``background``. uvloop holds the interpreter lock while it writes to
             sockets, which slows a model in this process by a third to three times; it is for engines that compute
             elsewhere.
+        tracer_provider: gets one OpenTelemetry span a request; without it none is made. Whoever made it shuts it down.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Server:
         *,
         bounds: Bounds | None = None,
         loop: LoopName = "asyncio",
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -65,7 +71,7 @@ class Server:
         self._engines = Engines()
         self._traffic = Traffic()
         self._url: str | None = None
-        services = Services(self._engines, self._traffic, self._bounds)
+        services = Services(self._engines, self._traffic, self._bounds, Telemetry(tracer_provider))
         self._app = Gate(build_app(services), self._bounds, self._lifespan)
 
     def llm(self, engine: EngineSource, *, name: str | None = None) -> Self:

@@ -86,7 +86,7 @@ class EngineServer(asyncio.Protocol):
     async def run(self) -> None:
         """Load, serve, and end."""
         launch = await self._launch
-        set_up_logging(launch.log_level)
+        set_up_logging(launch.log_level, launch.log_format)
         try:
             await self._load(launch)
         except Exception as error:

@@ -57,6 +57,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         threads: see ``EngineContext``; likewise down to ``cache_dir``.
         scheduler: bounds for an engine that furnace schedules.
         log_level: what the engine process logs to stderr.
+        log_format: how: ``text`` or ``json``.
     """
 
     spec: EngineSpec
@@ -68,6 +69,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cache_dir: str | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     log_level: str = "info"
+    log_format: str = "text"
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         *,
         scheduler: SchedulerConfig | None = None,
         log_level: str = "info",
+        log_format: str = "text",
     ) -> Launch:
         """A launch with everything of a context that can cross to another process.
 
@@ -93,6 +96,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             cache_dir=str(context.cache_dir),
             scheduler=scheduler or SchedulerConfig(),
             log_level=log_level,
+            log_format=log_format,
         )
 
 

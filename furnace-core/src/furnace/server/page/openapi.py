@@ -69,6 +69,9 @@ def openapi_document() -> dict[str, Any]:
             parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
             operation["parameters"] = [parameter]
         paths[path] = {"get": operation}
+    summary = "Metrics in the formats of Prometheus"
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    paths["/metrics"] = {"get": {"summary": summary, "responses": {"200": {"description": summary, "content": text}}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "furnace", "version": __version__},

@@ -21,6 +21,7 @@ class ChatApi(Api[ChatRequest]):
     """Chat completions."""
 
     prompt_param = "messages"
+    operation = "chat"
 
     def decode(self, data: bytes) -> ChatRequest:
         """Decode a body."""

@@ -23,6 +23,7 @@ class CompletionsApi(Api[CompletionRequest]):
     """Completions of raw text."""
 
     prompt_param = "prompt"
+    operation = "text_completion"
 
     def decode(self, data: bytes) -> CompletionRequest:
         """Decode a body."""
