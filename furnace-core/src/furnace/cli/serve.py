@@ -60,6 +60,25 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--max-context", type=_POSITIVE, metavar="TOKENS", help="Most tokens of prompt and output together.")
 @click.option("--kv-tokens", type=_POSITIVE, metavar="TOKENS", help="Size of each model's KV cache.")
 @click.option("--max-queue", type=_POSITIVE, metavar="REQUESTS", help="Most requests that wait for each model.")
+@click.option(
+    "--max-queue-tokens", type=_POSITIVE, metavar="TOKENS", help="Most prompt tokens that wait for each model."
+)
+@click.option(
+    "--queue-deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long a request may wait for its first step.",
+)
+@click.option("--max-running", type=_POSITIVE, metavar="SEQUENCES", help="Most sequences in each model at once.")
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=None, help="Compute common beginnings of prompts once.  [default: on]"
+)
+@click.option(
+    "--speculation",
+    type=_POSITIVE,
+    metavar="TOKENS",
+    help="Guess up to so many tokens from what was said before.  [default: off]",
+)
 @click.option("--threads", type=_POSITIVE, help="Compute threads of each model.  [default: cores / models]")
 @click.option("--max-body", type=_POSITIVE, metavar="BYTES", help="Largest request body.")
 @click.option(

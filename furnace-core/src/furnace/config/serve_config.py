@@ -20,6 +20,18 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
 
+_COUNTS = (
+    "max_context",
+    "kv_tokens",
+    "max_queue",
+    "max_queue_tokens",
+    "max_running",
+    "speculation",
+    "threads",
+    "max_body",
+)
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``furnace serve`` serves, and how. None leaves a value to furnace or to the engine.
 
@@ -30,7 +42,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         chat_template: text that replaces every model's own template.
         max_context: most tokens of prompt and output together.
         kv_tokens: size of each engine's KV cache in tokens.
-        max_queue: most requests that wait for each engine.
+        max_queue: most requests that wait for each engine; this and the next five, see ``SchedulerConfig``.
+        max_queue_tokens: most prompt tokens that wait.
+        queue_deadline: seconds that a request may wait.
+        max_running: most sequences at once.
+        prefix_cache: reuse common beginnings of prompts.
+        speculation: most tokens to guess at once.
         threads: compute threads of each engine; default: the usable cores, shared out.
         max_body: largest request body in bytes.
         in_process: run the models in the HTTP process instead of one process each.
@@ -46,6 +63,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_context: int | None = None
     kv_tokens: int | None = None
     max_queue: int | None = None
+    max_queue_tokens: int | None = None
+    queue_deadline: float | None = None
+    max_running: int | None = None
+    prefix_cache: bool | None = None
+    speculation: int | None = None
     threads: int | None = None
     max_body: int | None = None
     in_process: bool = False
@@ -62,7 +84,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"{quote(self.log_level)} is no log level; there are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"{quote(self.log_format)} is no log format; there are {', '.join(LOG_FORMATS)}")
-        for field in ("max_context", "kv_tokens", "max_queue", "threads", "max_body"):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{field} is {value}, but must be at least 1")
@@ -76,7 +98,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def scheduler(self) -> SchedulerConfig:
         """The bounds for engines that furnace schedules."""
-        return SchedulerConfig(max_queue=self.max_queue, max_context=self.max_context, kv_tokens=self.kv_tokens)
+        return SchedulerConfig(
+            max_queue=self.max_queue,
+            max_queue_tokens=self.max_queue_tokens,
+            queue_deadline=self.queue_deadline,
+            max_running=self.max_running,
+            max_context=self.max_context,
+            kv_tokens=self.kv_tokens,
+            prefix_cache=self.prefix_cache,
+            speculation=self.speculation,
+        )
 
     def context(self, progress: Progress = no_progress) -> EngineContext:
         """What each engine is told."""
