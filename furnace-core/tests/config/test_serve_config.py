@@ -8,6 +8,7 @@ from furnace.config import ConfigError, ServeConfig, assign_options
 from furnace.contracts import EngineContext
 from furnace.plugins import EngineOptionError, EngineSpec
 from furnace.plugins.cores import usable_cores
+from furnace.plugins.engine_loader import kv_memory
 from furnace.scheduler import SchedulerConfig
 
 DEMO = EngineSpec(scheme="acme", model="demo")
@@ -17,7 +18,7 @@ def test_what_nobody_set_is_left_to_furnace_and_the_engine() -> None:
     config = ServeConfig(engines=[DEMO])
     assert (config.host, config.port) == ("127.0.0.1", 8080)
     assert config.scheduler == SchedulerConfig()
-    assert config.context() == EngineContext(threads=usable_cores())
+    assert config.context() == EngineContext(threads=usable_cores(), memory_bytes=kv_memory(1))
 
 
 def test_settings_go_to_the_scheduler_and_to_the_engines_context() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from furnace.plugins import default_context
 from furnace.plugins.cores import usable_cores
+from furnace.plugins.memory import usable_memory
 
 
 @pytest.fixture
@@ -55,3 +56,19 @@ def test_cgroup_1_and_nonsense_are_read_too(root: Path) -> None:
 def test_models_share_the_cores_and_each_gets_one_at_least() -> None:
     assert default_context(1).threads == usable_cores()
     assert default_context(10_000).threads == 1
+
+
+def test_memory_is_the_machines_or_less_if_a_group_or_a_parent_allows_less(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    assert usable_memory(root=tmp_path) is None
+    write("proc/meminfo", "MemTotal:       1000 kB\nMemFree: 1 kB\n")
+    assert usable_memory(root=tmp_path) == 1_024_000
+    write("proc/self/cgroup", "0::/outer/inner\n")
+    write("sys/fs/cgroup/outer/inner/memory.max", "max\n")
+    assert usable_memory(root=tmp_path) == 1_024_000
+    write("sys/fs/cgroup/outer/memory.max", "500000\n")
+    assert usable_memory(root=tmp_path) == 500_000

@@ -1,6 +1,9 @@
+"""Stop strings, however the text is cut."""
+
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -129,3 +132,15 @@ def test_exactly_the_longest_live_prefix_is_held_back(stops: list[str], text: st
         seen = text[: index + 1]
         live = [stop[:size] for stop in stops for size in range(len(stop)) if seen.endswith(stop[:size])]
         assert matcher.held == max(live, key=len)
+
+
+def test_long_stop_strings_cost_memory_in_proportion_to_their_length() -> None:
+    tracemalloc.start()
+    try:
+        stops = StopStrings(["ab" * 20_000, "ba" * 20_000])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 80_000 * 1000
+    assert stops.push("ab" * 10_000) == ("", None)
+    assert stops.flush() == "ab" * 10_000

@@ -10,6 +10,7 @@ from furnace.config.errors import ConfigError
 from furnace.contracts import EngineContext, Progress, no_progress
 from furnace.contracts.errors import quote
 from furnace.plugins.cores import usable_cores
+from furnace.plugins.engine_loader import kv_memory
 from furnace.plugins.engine_spec import EngineSpec
 from furnace.plugins.options import parse_assignment
 from furnace.scheduler.config import SchedulerConfig
@@ -114,6 +115,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         threads = max(1, usable_cores() // len(self.engines)) if self.threads is None else self.threads
         return EngineContext(
             threads=threads,
+            memory_bytes=kv_memory(len(self.engines)),
             max_context=self.max_context,
             kv_tokens=self.kv_tokens,
             chat_template=self.chat_template,

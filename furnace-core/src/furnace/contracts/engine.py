@@ -46,6 +46,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         finished: requests that ended by themselves.
         cancelled: requests closed by their client.
         failed: requests that ended with an error.
+        displaced: how many of them lost their place in a full queue to clients with fewer requests in it.
         kv_used: KV tokens that running sequences use, counted in whole blocks.
         kv_cached: KV tokens that are kept for prompts to come, and given up when there is need.
         kv_total: KV tokens there are, or None when unbounded.
@@ -53,6 +54,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
         prefix_hits: sequences that began with a prefix that was there.
         cached_tokens: prompt tokens that they did not compute.
         evictions: kept states that were given up.
+        draft_tokens: tokens that were guessed by speculation.
+        accepted_tokens: how many of them were right.
     """
 
     waiting: int = 0
@@ -64,6 +67,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+    displaced: int = 0
     kv_used: int = 0
     kv_cached: int = 0
     kv_total: int | None = None
@@ -71,6 +75,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     prefix_hits: int = 0
     cached_tokens: int = 0
     evictions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Generation(abc.ABC):

@@ -193,7 +193,7 @@ class StepError(StepModelError):
         failed: indices into the batch of the chunks at fault.
         logits: the rows of all other chunks in batch order, which have then advanced; or None when
             nothing advanced, and the scheduler repeats the step without ``failed``.
-        message: what to tell the clients of the failed sequences.
+        message: what the log says of the failed sequences; clients only learn that the model failed.
     """
 
     def __init__(self, failed: Sequence[int], logits: Any = None, message: str = "the model failed") -> None:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from furnace.plugins.cgroup import group_folders, read_limit
+
 __all__ = ["usable_cores"]
 
 
@@ -22,29 +24,14 @@ def usable_cores(*, root: Path = Path("/")) -> int:
 
 def _quotas(root: Path) -> Iterator[int]:
     """Every limit that holds for this process, in whole cores, rounded up: cgroup 2, then cgroup 1."""
-    mount = root / "sys/fs/cgroup"
-    path = "/"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        if line.startswith("0::"):
-            path = line[3:]
-    # A quota of any parent group holds as well.
-    group = mount / path.lstrip("/")
-    for folder in (group, *group.parents):
-        if folder == mount.parent:
-            break
-        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    for folder in group_folders(root):
+        quota, _, period = read_limit(folder / "cpu.max").strip().partition(" ")
         yield from _cores(quota, period)
-    yield from _cores(_read(mount / "cpu/cpu.cfs_quota_us"), _read(mount / "cpu/cpu.cfs_period_us"))
+    version_1 = root / "sys/fs/cgroup/cpu"
+    yield from _cores(read_limit(version_1 / "cpu.cfs_quota_us"), read_limit(version_1 / "cpu.cfs_period_us"))
 
 
 def _cores(quota: str, period: str) -> Iterator[int]:
     # "max" and -1 mean no limit.
     if quota.strip().isdigit() and period.strip().isdigit() and int(period) > 0:
         yield math.ceil(int(quota) / int(period))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""  # this system has no such limit

@@ -12,11 +12,12 @@ from furnace.contracts.step import BatchStepModel, StepModel
 from furnace.plugins.cores import usable_cores
 from furnace.plugins.engine_spec import EngineSpec
 from furnace.plugins.errors import EngineLoadError, PluginError, describe
+from furnace.plugins.memory import usable_memory
 from furnace.plugins.options import build_options
 from furnace.plugins.registry import load_factory
 from furnace.scheduler.config import SchedulerConfig
 
-__all__ = ["SchedulerBounds", "default_context", "load_engine", "why_no_engine"]
+__all__ = ["SchedulerBounds", "default_context", "kv_memory", "load_engine", "why_no_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,19 @@ class SchedulerBounds(Protocol):
         """Fill the fields that the engine's author left open; called before ``start``."""
 
 
+# A quarter of the memory for KV leaves room for weights, and for the rest of the machine.
+_KV_SHARE = 4
+
+
 def default_context(models: int = 1) -> EngineContext:
-    """What furnace decides when the operator says nothing: this process's cores, shared by ``models`` models."""
-    return EngineContext(threads=max(1, usable_cores() // models))
+    """What furnace decides when the operator says nothing: cores and a share of the memory, divided by ``models``."""
+    return EngineContext(threads=max(1, usable_cores() // models), memory_bytes=kv_memory(models))
+
+
+def kv_memory(models: int) -> int | None:
+    """Bytes that each of ``models`` models may take for its KV cache by default; None if nobody knows."""
+    memory = usable_memory()
+    return None if memory is None else memory // _KV_SHARE // models
 
 
 def load_engine(

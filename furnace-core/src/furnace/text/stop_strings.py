@@ -30,9 +30,9 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError("a stop string must have at least one character")
-        # Node 0 is the root; the path of a node is the text that leads to it from there.
+        # Node 0 is the root; the path of a node, the text that leads to it from there, begins one of the stop strings.
         self._goto: list[dict[str, int]] = [{}]
-        self._path: list[str] = [""]
+        self._path: list[tuple[str, int]] = [("", 0)]
         self._output: list[str | None] = [None]
         self._fail: list[int] = [0]
         self._node = 0
@@ -46,7 +46,8 @@ class StopStrings:
     @property
     def held(self) -> str:
         """Text that was pushed and not yet given back."""
-        return self._path[self._node]
+        stop, length = self._path[self._node]
+        return stop[:length]
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Take further text.
@@ -63,7 +64,7 @@ class StopStrings:
         if self._matched is not None:
             return "", self._matched
         node, index, size = self._node, 0, len(text)
-        held = self._path[node]
+        held = self.held
         while index < size:
             if node == 0:
                 start = search(text, index)
@@ -79,7 +80,7 @@ class StopStrings:
                 return shown[: len(shown) - len(stop)], stop
         self._node = node
         shown = held + text
-        return shown[: len(shown) - len(self._path[node])], None
+        return shown[: len(shown) - self._path[node][1]], None
 
     def flush(self) -> str:
         """The held text, at the end of the output; nothing after a match."""
@@ -98,13 +99,13 @@ class StopStrings:
 
     def _add(self, stop: str) -> None:
         node = 0
-        for char in stop:
+        for length, char in enumerate(stop, 1):
             following = self._goto[node].get(char)
             if following is None:
                 following = len(self._goto)
                 self._goto[node][char] = following
                 self._goto.append({})
-                self._path.append(self._path[node] + char)
+                self._path.append((stop, length))
                 self._output.append(None)
                 self._fail.append(0)
             node = following
