@@ -1,4 +1,4 @@
-"""What users of other servers ran into, shown over HTTP against this one."""
+"""Behaviour that users report when it is wrong, shown over HTTP."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def both_ways(server: Server, body: dict[str, Any], path: str = CHAT) -> tuple[d
 
 
 @LEVELS
-@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True}], ids=["plain", "with a field of another server"])
+@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True}], ids=["plain", "with an unknown field"])
 @pytest.mark.parametrize(
     ("script", "stop", "text", "tokens"),
     [

@@ -143,6 +143,9 @@ def test_closing_and_dropping_cancel_in_the_engine_process() -> None:
                 return stats.running + stats.waiting, stats.cancelled
 
             await until(lambda: engine.stats() is not None)
+            queued = await engine.generate(ask("x"))
+            assert queued.usage.prompt_tokens > 0
+            await queued.aclose()
             closed = await engine.generate(ask("x"))
             dropped = await engine.generate(ask("x"))
             assert isinstance((await closed.batch())[0], Started)
@@ -151,7 +154,7 @@ def test_closing_and_dropping_cancel_in_the_engine_process() -> None:
             assert closed.usage.prompt_tokens > 0
             del dropped
             gc.collect()
-            await until(lambda: stats() == (0, 2))
+            await until(lambda: stats() == (0, 3))
 
     run(test())
 
@@ -206,8 +209,10 @@ def test_a_process_that_exits_by_itself_is_reported_with_its_exit_code() -> None
     async def test() -> None:
         engine = engine_of("mock:script?text=a|b&fail_at=1&fail_kind=exit", restart_seconds=(60.0,))
         async with started(engine):
-            events = [event async for event in await engine.generate(ask("x"))]
-            assert isinstance(events[-1], Failed)
+            # The process may be gone before it could say that it took the request.
+            with contextlib.suppress(EngineUnavailableError):
+                events = [event async for event in await engine.generate(ask("x"))]
+                assert isinstance(events[-1], Failed)
             assert "exit code 70" in engine.health().reason
 
     run(test())

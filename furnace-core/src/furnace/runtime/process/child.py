@@ -28,6 +28,8 @@ from furnace.contracts import (
     Failed,
     Finished,
     Generation,
+    Health,
+    HealthState,
     LlmEngine,
     TextService,
     UnsupportedError,
@@ -61,8 +63,8 @@ class EngineServer(asyncio.Protocol):
         self._writable.set()
         self._engine: LlmEngine
         self._generations: dict[int, Generation] = {}
-        # Aborted before they were admitted.
-        self._unwanted: set[int] = set()
+        # Being admitted, and whether they were aborted meanwhile.
+        self._admitting: dict[int, bool] = {}
         self._out: list[tuple[int, list[Event]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,7 +101,7 @@ class EngineServer(asyncio.Protocol):
         await self._engine.aclose()
         status.cancel()
         # Last events of generations that the engine just ended.
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._flush()
         await self._drained()
 
@@ -131,12 +133,12 @@ class EngineServer(asyncio.Protocol):
             case frames.Launch():
                 self._launch.set_result(message)
             case frames.Generate():
+                self._admitting.update(dict.fromkeys(message.ids, False))
                 self._spawn(self._generate(message))
             case frames.Abort(id):
-                generation = self._generations.pop(id, None)
-                if generation is None:
-                    self._unwanted.add(id)
-                else:
+                if id in self._admitting:
+                    self._admitting[id] = True
+                elif (generation := self._generations.pop(id, None)) is not None:
                     self._spawn(generation.aclose())
             case frames.Tokenize(call, input):
                 self._spawn(self._text(call, lambda engine: self._tokenize(engine, call, input)))
@@ -146,24 +148,23 @@ class EngineServer(asyncio.Protocol):
                 self._stop.set()
 
     async def _generate(self, message: frames.Generate) -> None:
+        generations: list[Generation] = []
         try:
             if len(message.requests) == 1:
                 generations = [await self._engine.generate(message.requests[0])]
             else:
                 generations = await self._engine.generate_many(message.requests)
         except EngineError as error:
-            self._unwanted.difference_update(message.ids)
             self._send(frames.Refused(message.call, error.info))
-            return
         except Exception:
             logger.exception("an engine failed to admit a request")
-            self._unwanted.difference_update(message.ids)
             self._send(frames.Refused(message.call, EngineFailedError("The engine failed on this request.").info))
-            return
-        self._send(frames.Admitted(message.call))
-        for id, generation in zip(message.ids, generations, strict=True):
-            if id in self._unwanted:
-                self._unwanted.discard(id)
+        else:
+            usages = [generation.usage for generation in generations]
+            self._send(frames.Admitted(message.call, [usage.prompt_tokens for usage in usages]))
+        aborted = [self._admitting.pop(id) for id in message.ids]
+        for id, generation, unwanted in zip(message.ids, generations, aborted, strict=False):
+            if unwanted:
                 await generation.aclose()
             else:
                 self._generations[id] = generation
@@ -214,7 +215,11 @@ class EngineServer(asyncio.Protocol):
         """Send health and stats when they changed."""
         said: frames.Status | None = None
         while True:
-            status = frames.Status(self._engine.health(), self._engine.stats())
+            try:
+                status = frames.Status(self._engine.health(), self._engine.stats())
+            except Exception:
+                logger.exception("an engine could not say how it is")
+                status = frames.Status(Health(HealthState.DEAD, "the engine can't say how it is"))
             if status != said:
                 self._send(status)
                 said = status

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from furnace.contracts import (
     Capabilities,
-    EngineError,
     EngineFailedError,
     EngineUnavailableError,
     Failed,
@@ -145,11 +144,14 @@ class ProcessEngine(LlmEngine, TextService):
         # Before they are admitted: their first events may come in the same read as the admission.
         self._open.update((generation.id, generation.remote) for generation in generations)
         try:
-            await self._call(lambda call: frames.Generate(call, ids, list(requests)))
-        except EngineError:
-            for id in ids:
-                self._open.pop(id, None)
+            admitted = await self._call(lambda call: frames.Generate(call, ids, list(requests)))
+        except BaseException:
+            for generation in generations:
+                await generation.aclose()
             raise
+        if isinstance(admitted, frames.Admitted):
+            for generation, prompt_tokens in zip(generations, admitted.prompt_tokens, strict=True):
+                generation.remote.prompt_tokens = prompt_tokens
         return list(generations)
 
     async def tokenize(self, input: Input) -> list[int]:
@@ -166,8 +168,8 @@ class ProcessEngine(LlmEngine, TextService):
         call = next(self._numbers)
         answer: asyncio.Future[frames.FromEngine] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
-        process.send(message(call))
         try:
+            process.send(message(call))
             return await answer
         finally:
             self._calls.pop(call, None)
@@ -190,7 +192,11 @@ class ProcessEngine(LlmEngine, TextService):
         loop = asyncio.get_running_loop()
         self._handshake = loop.create_future()
         process = EngineProcess(self._on_message, self._on_end)
-        await process.start(self._launch)
+        try:
+            await process.start(self._launch)
+        except BaseException:
+            process.heartbeat.close()
+            raise
         self._process = process
         try:
             self._ready = await self._handshake
@@ -255,9 +261,12 @@ class ProcessEngine(LlmEngine, TextService):
             return
         if self._closing:
             return
+        loop = asyncio.get_running_loop()
         self.restarts += 1
+        if loop.time() - self._up_at > HEALTHY_SECONDS:
+            self._attempt = 0
         logger.error("%s: %s; starting it again in %g s", self._label, reason, self._delay())
-        self._restarting = asyncio.get_running_loop().create_task(self._restart())
+        self._restarting = loop.create_task(self._restart())
 
     def _end_requests(self) -> None:
         """Nothing of this process comes any more: every request gets its last event."""
@@ -272,18 +281,15 @@ class ProcessEngine(LlmEngine, TextService):
         self._open.clear()
 
     async def _restart(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._up_at > HEALTHY_SECONDS:
-            self._attempt = 0
         while True:
             delay = self._delay()
             self._attempt += 1
             await asyncio.sleep(delay)
             try:
                 await self._launch_process()
-            except (ProcessStartError, OSError) as error:
-                self._health = Health(HealthState.DEAD, str(error))
-                logger.error("%s could not be started again: %s", self._label, error)
+            except Exception as error:
+                self._health = Health(HealthState.DEAD, str(error) or type(error).__name__)
+                logger.error("%s could not be started again: %s", self._label, self._health.reason)
                 continue
             logger.warning("%s runs again", self._label)
             return

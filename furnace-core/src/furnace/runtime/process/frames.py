@@ -159,9 +159,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
-    """All requests of a call are in the queue; their events follow."""
+    """All requests of a call are in the queue; their events follow.
+
+    Attributes:
+        prompt_tokens: of each request: what it is charged if it is aborted in the queue.
+    """
 
     call: int
+    prompt_tokens: list[int]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -56,10 +56,11 @@ class RemoteGeneration(Generation):
 class RemoteProgress:
     """What has come of a request so far. Held by the connection, so that the generation itself can be dropped."""
 
-    __slots__ = ("_completion", "mailbox", "started", "usage_at_end")
+    __slots__ = ("_completion", "mailbox", "prompt_tokens", "started", "usage_at_end")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
+        self.prompt_tokens = 0
         self.started: Started | None = None
         self.usage_at_end: Usage | None = None
         self._completion = 0
@@ -70,7 +71,7 @@ class RemoteProgress:
         if self.usage_at_end is not None:
             return self.usage_at_end
         if self.started is None:
-            return Usage(completion_tokens=self._completion)
+            return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._completion)
         return Usage(
             prompt_tokens=self.started.prompt_tokens,
             completion_tokens=self._completion,
