@@ -1,0 +1,1 @@
+"""The recipe of tiny-lm: data, tokenizer, training, evaluation."""
