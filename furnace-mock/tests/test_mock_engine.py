@@ -6,6 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -306,6 +307,46 @@ async def test_closing_the_engine_gives_every_request_its_last_event(
         assert mock.engine.health().state is HealthState.DEAD
         with pytest.raises(EngineUnavailableError):
             await mock.engine.generate(chat("late"))
+
+
+@EVERY_KIND
+async def test_closing_the_engine_closes_its_pipeline(
+    mock_engine: MakeMock, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[threading.Thread] = []
+    async with mock_engine("echo", **kind) as mock:
+        close = mock.pipeline.close
+
+        def note_and_close() -> None:
+            closed.append(threading.current_thread())
+            close()
+
+        monkeypatch.setattr(mock.pipeline, "close", note_and_close)
+        await run(mock.engine, chat("x"))
+        assert not closed
+    # It waits for a process to end, which must not hold up the event loop.
+    assert closed
+    assert threading.main_thread() not in closed
+
+
+async def test_a_request_whose_output_nobody_reads_ends_and_leaves_nothing_behind(mock_engine: MakeMock) -> None:
+    async with mock_engine("lorem", level="engine", max_context=10**9) as mock:
+        generation = await open_first(mock, chat("go"))
+        async with asyncio.timeout(60):
+            while mock.held:  # noqa: ASYNC110 - nothing tells that the engine gave up
+                await asyncio.sleep(0)
+        events = [event async for event in generation]
+        assert [event.error.code for event in events if isinstance(event, Failed)] == ["client_stalled"]
+        assert len(events) == 1
+        assert generation.usage.completion_tokens > 1000
+
+
+async def test_output_that_is_read_in_time_has_no_limit(mock_engine: MakeMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("furnace_mock.generation.LARGEST_MAILBOX", 500)
+    async with mock_engine("lorem", level="engine") as mock:
+        events = await run(mock.engine, chat("go", max_tokens=200))
+        assert isinstance(events[-1], Finished)
+        assert len(tokens(events)) == 200
 
 
 async def test_an_engine_serves_only_after_start(mock_engine: MakeMock) -> None:

@@ -9,7 +9,7 @@ import pytest
 from asgi_driver import Driver, chat
 from scripted_engine import Script, ScriptedEngine
 
-from furnace.contracts import EngineFailedError, FinishReason, Reasoning, Text, Usage
+from furnace.contracts import EngineFailedError, FinishReason, Reasoning, Text, ToolCallDelta, Usage
 from furnace.contracts.events import Finished
 
 
@@ -255,3 +255,29 @@ def test_a_failure_late_in_a_response_in_one_piece_is_a_status_too():
         assert reply.error["code"] == "engine_failed"
 
     Driver(ScriptedEngine(script=Script(["a", EngineFailedError("boom")]))).run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [[ToolCallDelta(0, id="call_1", name="f"), ToolCallDelta(0, arguments="{}")]],
+        ["Let me look. ", [ToolCallDelta(0, id="call_1", name="f", arguments="{}")]],
+    ],
+)
+def test_a_tool_call_of_an_engine_fails_the_request_and_is_not_lost_in_silence(stream, steps):
+    engine = ScriptedEngine(script=Script(steps, reason=FinishReason.TOOL_CALLS))
+
+    async def test(driver):
+        reply = await driver.call("/v1/chat/completions", chat(stream=stream))
+        if reply.status == 200:
+            *chunks, last = reply.events
+            assert stream
+            assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+            assert last["error"]["code"] == "engine_failed"
+        else:
+            assert (reply.status, reply.error["code"]) == (500, "engine_failed")
+        assert not engine.open
+        assert driver.server.metrics("scripted").finished.error == 1
+
+    Driver(engine).run(test)

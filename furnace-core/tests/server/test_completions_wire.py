@@ -8,7 +8,7 @@ import pytest
 from asgi_driver import Driver, completion
 from scripted_engine import Script, ScriptedEngine
 
-from furnace.contracts import EngineBusyError, EngineFailedError, TextInput, TokenInput
+from furnace.contracts import EngineBusyError, EngineFailedError, InvalidRequestError, TextInput, TokenInput
 
 
 def run(engine, test):
@@ -154,6 +154,16 @@ def test_all_prompts_are_admitted_or_none():
         assert not engine.open
 
     run(engine, test)
+
+
+def test_more_prompts_than_the_engine_can_ever_queue_are_a_400_that_names_the_prompt():
+    refusal = InvalidRequestError("300 completions in one request can never fit the queue of 256.", param="n")
+
+    async def test(driver):
+        reply = await driver.call("/v1/completions", completion(prompt=["a"] * 300))
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_value", "prompt")
+
+    run(ScriptedEngine(script=Script(refusal=refusal)), test)
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("hi ", "hi "), ([104, 105], "hi")])

@@ -121,7 +121,8 @@ def test_an_exception_in_an_engine_is_a_500_that_tells_nothing(kind, caplog):
     async def test(driver):
         reply = await driver.call(CHAT, chat(messages=[{"role": "user", "content": "my prompt"}]))
         assert reply.status == 500
-        assert reply.error["type"] == "server_error"
+        assert (reply.error["type"], reply.error["code"]) == ("server_error", "engine_failed")
+        assert reply.headers["x-should-retry"] == "false"
         for secret in (b"secret", b"KeyError", b"Traceback", b"prompt"):
             assert secret not in reply.body
         assert (await driver.call("/v1/models", method="GET")).status == 200
@@ -406,7 +407,8 @@ def test_an_exception_in_a_route_is_a_500_in_the_same_shape(monkeypatch, caplog)
     async def test(driver):
         reply = await driver.call("/v1/models", method="GET")
         assert reply.status == 500
-        assert reply.error["type"] == "server_error"
+        assert (reply.error["type"], reply.error["code"]) == ("server_error", "engine_failed")
+        assert reply.headers["x-should-retry"] == "false"
         assert b"secret" not in reply.body
         assert reply.headers["x-request-id"] in caplog.text
 

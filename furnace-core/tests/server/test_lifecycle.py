@@ -21,6 +21,8 @@ import pytest
 from asgi_driver import Driver, chat, completion, decode_events
 from scripted_engine import Pause, Script, ScriptedEngine
 
+from furnace.plugins import EngineSpecError, default_context
+from furnace.runtime.process import Launch, ProcessEngine
 from furnace.server import AddressError, Bounds, EngineStartError, Server, ServerError
 
 HERE = Path(__file__).parent
@@ -124,6 +126,20 @@ def test_a_name_twice_is_an_error():
         pass
 
 
+def test_the_name_in_a_spec_counts_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="'fast'"):
+        Server().llm("fast=mock:echo").llm("fast=mock:lorem")
+    with pytest.raises(ValueError, match="'fast'"):
+        Server().llm(ScriptedEngine("fast")).llm("fast=mock:echo")
+    with pytest.raises(ValueError, match="'mine'"):
+        Server().llm("fast=mock:echo", name="mine").llm(ScriptedEngine("fast")).llm(ScriptedEngine("mine"))
+
+
+def test_a_spec_that_cannot_be_read_is_refused_when_it_is_given():
+    with pytest.raises(EngineSpecError, match="is no engine"):
+        Server().llm("tiny-lm")
+
+
 def test_what_is_no_engine_is_refused_with_advice():
     with pytest.raises(TypeError, match="Scheduled"):
         Server().llm(object())
@@ -162,7 +178,13 @@ def test_probes_are_answered_while_a_model_loads_and_requests_are_503():
 
     def ask():
         assert loading.wait(10)
-        for path, body in (("/healthz", None), ("/readyz", None), ("/v1/chat/completions", chat())):
+        for path, body in (
+            ("/healthz", None),
+            ("/readyz", None),
+            ("/v1/models", None),
+            ("/v1/models/scripted", None),
+            ("/v1/chat/completions", chat()),
+        ):
             try:
                 answer = post(f"http://127.0.0.1:{port}{path}", body) if body else urllib.request.urlopen(
                     f"http://127.0.0.1:{port}{path}", timeout=10)  # fmt: skip
@@ -180,8 +202,9 @@ def test_probes_are_answered_while_a_model_loads_and_requests_are_503():
         assert get(server.url + "/readyz")["status"] == "ready"
     assert answers["/healthz"][0] == 200
     assert answers["/readyz"][:2] == (503, {"status": "starting", "models": {}})
-    status, body, retry_after = answers["/v1/chat/completions"]
-    assert (status, body["error"]["code"], retry_after) == (503, "engine_unavailable", "5")
+    for path in ("/v1/models", "/v1/models/scripted", "/v1/chat/completions"):
+        status, body, retry_after = answers[path]
+        assert (status, body["error"]["code"], retry_after) == (503, "engine_unavailable", "5")
 
 
 def test_running_serves_a_mounted_application_under_a_prefix():
@@ -390,7 +413,9 @@ def test_the_errors_and_bounds_of_a_server_load_no_web_framework():
     assert shown.stdout == "False False\n"
 
 
-def test_a_spec_is_served_from_a_process_of_its_own(tmp_path):
+@pytest.fixture
+def process_spec(tmp_path):
+    """The spec of an engine whose name says which process it is in."""
     (tmp_path / "model.py").write_text(
         "import os\n"
         "from furnace.contracts import LlmEngine\n"
@@ -401,12 +426,23 @@ def test_a_spec_is_served_from_a_process_of_its_own(tmp_path):
         "        raise NotImplementedError\n"
         "engine = Engine()\n"
     )
-    spec = f"python:{tmp_path / 'model.py'}:engine"
-    with Server(port=0).llm(spec).llm(spec, name="mine").background() as server:
-        own, mine = server.models
-        assert mine == "mine"
+    return f"python:{tmp_path / 'model.py'}:engine"
+
+
+def test_a_spec_is_served_from_a_process_of_its_own(process_spec):
+    server = Server(port=0).llm(process_spec).llm(f"fast={process_spec}").llm(f"slow={process_spec}", name="mine")
+    with server.background():
+        own, *named = server.models
+        assert named == ["fast", "mine"]
         assert own.startswith("in-")
         assert own != f"in-{os.getpid()}"
+
+
+def test_an_engine_that_knows_its_name_only_once_it_has_started_is_served_under_it(process_spec):
+    engine = ProcessEngine(Launch.of(process_spec, default_context()))
+    with Server(port=0).llm(engine).background() as server:
+        assert server.models == [engine.name]
+        assert engine.name == f"in-{engine.pid}"
 
 
 def test_a_spec_that_nobody_serves_is_a_start_error():

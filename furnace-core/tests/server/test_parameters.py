@@ -64,6 +64,8 @@ REFUSED = [
     ({"stop": ["a"] * 17}, "stop"),
     ({"stop": 5}, "stop"),
     ({"stop": ["a\0"]}, "stop[0]"),
+    ({"stop": "a" * 1001}, "stop"),
+    ({"stop": ["a", "b" * 1001]}, "stop[1]"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": False, "stream_options": {}}, "stream_options"),
@@ -92,6 +94,8 @@ CHAT_REFUSED = [
         "messages[1].tool_calls[0].function",
     ),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"chat_template_kwargs": json.loads('{"a":' * 100 + "1" + "}" * 100)}, "chat_template_kwargs"),
@@ -99,6 +103,19 @@ CHAT_REFUSED = [
     ({"documents": [1]}, "documents[0]"),
     ({"top_logprobs": 21}, "top_logprobs"),
 ]
+NUL_IN_A_MESSAGE = [
+    ({"role": "user", "content": [{"type": "text", "text": "a\0"}]}, "content[0].text"),
+    ({"role": "user", "content": "a", "name": "a\0"}, "name"),
+    ({"role": "tool", "content": "a", "tool_call_id": "a\0"}, "tool_call_id"),
+    ({"role": "assistant", "content": "a", "reasoning_content": "a\0"}, "reasoning_content"),
+    ({"role": "assistant", "tool_calls": [{"id": "a\0", "function": {"name": "f", "arguments": "{}"}}]},
+     "tool_calls[0].id"),
+    ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f\0", "arguments": "{}"}}]},
+     "tool_calls[0].function.name"),
+    ({"role": "assistant", "tool_calls": [
+        {"id": "a", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "b", "function": {"name": "f", "arguments": "{\0}"}}]}, "tool_calls[1].function.arguments"),
+]  # fmt: skip
 UNSUPPORTED_CHAT = [
     {"n": 2},
     {"logprobs": True},
@@ -168,6 +185,20 @@ def test_a_chat_value_out_of_bounds_is_a_400_that_names_it():
 
 def test_a_completion_value_out_of_bounds_is_a_400_that_names_it():
     params_named(COMPLETIONS, REFUSED + COMPLETION_REFUSED, completion)
+
+
+def test_a_nul_character_is_refused_in_every_string_of_a_message():
+    first = {"role": "user", "content": "a"}
+    cases = [({"messages": [first, message]}, f"messages[1].{param}") for message, param in NUL_IN_A_MESSAGE]
+    params_named(CHAT, cases, chat)
+
+
+def test_a_stop_string_may_have_a_thousand_characters():
+    def expect(reply, engine):
+        assert reply.status == 200
+        assert engine.requests[0].stop == ["é" * 1000]
+
+    check(CHAT, [chat(stop="é" * 1000)], expect)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ class MockEngine(LlmEngine):
             mailbox.put(Failed(error.info, mailbox.usage))
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Waits for the end of the process that renders chats.
+        await asyncio.to_thread(self._pipeline.close)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         self._check(request)
@@ -209,6 +211,9 @@ class MockEngine(LlmEngine):
                 return events
             for event in events:
                 mailbox.put(event)
+            if mailbox.ended:
+                # Nobody reads, and too much has gathered: the last event is in already.
+                return []
 
     async def _fault(self, index: int) -> None:
         """Hang or fail if this token is to."""

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from furnace.contracts import Event, Failed, Finished, Generation, Usage
+from furnace.contracts import ClientStalledError, Event, Failed, Finished, Generation, Text, Usage
 
 __all__ = ["Mailbox", "MockGeneration"]
 
+LARGEST_MAILBOX = 1 << 20
+"""Bytes that may wait for a reader, as furnace's scheduler counts them."""
+
 
 class Mailbox:
-    """The events that were not taken yet. Touched on its event loop only."""
+    """The events that were not taken yet. Touched on its event loop only.
+
+    When too much has gathered for a reader that does not read, it holds nothing but a ``Failed`` that says so.
+
+    Attributes:
+        ended: the last event is in, or the reader has left.
+    """
 
     def __init__(self) -> None:
         self.ended = False
         self.usage = Usage()
         self._events: deque[Event] = deque()
+        self._size = 0
+        self._waited_for = False
         self._changed = asyncio.Event()
 
     def put(self, event: Event) -> None:
@@ -25,6 +36,12 @@ class Mailbox:
             return
         self._events.append(event)
         self.ended = isinstance(event, Finished | Failed)
+        if not self._waited_for:
+            self._size += _size(event)
+            if self._size > LARGEST_MAILBOX and not self.ended:
+                self._events.clear()
+                self._events.append(Failed(ClientStalledError().info, self.usage))
+                self.ended = True
         self._changed.set()
 
     def close(self) -> None:
@@ -37,10 +54,20 @@ class Mailbox:
         """All events that are there, waiting for the first; empty after the last."""
         while not self._events and not self.ended:
             self._changed.clear()
-            await self._changed.wait()
+            self._waited_for = True
+            try:
+                await self._changed.wait()
+            finally:
+                self._waited_for = False
         events = list(self._events)
         self._events.clear()
+        self._size = 0
         return events
+
+
+def _size(event: Event) -> int:
+    """Bytes that an event holds, roughly."""
+    return 64 + len(event.text) + 8 * len(event.tokens) if isinstance(event, Text) else 64
 
 
 class MockGeneration(Generation):

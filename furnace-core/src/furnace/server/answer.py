@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 from litestar.types import Receive, Scope, Send
 
-from furnace.contracts import ClientStalledError, EngineError, EngineUnavailableError, FinishReason, Usage
+from furnace.contracts import (
+    ClientStalledError,
+    EngineError,
+    EngineUnavailableError,
+    FinishReason,
+    InvalidRequestError,
+    Usage,
+)
 from furnace.contracts.errors import quote
 from furnace.server.body import read_json_body
 from furnace.server.bounds import Bounds
@@ -162,10 +169,16 @@ class Answer:
             msgspec.structs.replace(request, id=exchange.id, client=exchange.client, trace=trace)
             for request in job.requests
         ]
-        if len(requests) == 1:
-            generations = [await model.engine.generate(requests[0])]
-        else:
-            generations = await model.engine.generate_many(requests)
+        try:
+            if len(requests) == 1:
+                generations = [await model.engine.generate(requests[0])]
+            else:
+                generations = await model.engine.generate_many(requests)
+        except InvalidRequestError as error:
+            if error.param == "n":
+                # Engines are not told what made these requests so many.
+                error.param = job.count_param
+            raise
         self._timeline = self._services.telemetry.admit(
             model.name,
             model.metrics,

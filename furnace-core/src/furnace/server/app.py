@@ -63,4 +63,5 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
 def _any_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     logger.error("request %s failed", Exchange.of(request.scope).id, exc_info=error)
     answer = ApiError.internal()
-    return Response(answer.body, status_code=answer.status, media_type="application/json")
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)

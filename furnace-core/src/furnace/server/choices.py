@@ -22,6 +22,9 @@ class Choices:
     A generation that breaks, or ends without its last event although nobody closed it, ends with ``Failed`` here: a
     response must never stop without a reason.
 
+    At most one batch of each generation waits here. The rest stays where the engine keeps it and bounds it: a client
+    that does not read must not cost memory because it has sent several prompts.
+
     Args:
         generations: one a choice.
         observe: sees all events, with the index of their choice, before anybody else.
@@ -34,6 +37,7 @@ class Choices:
         self._open = len(generations)
         self._ready: Entries = []
         self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
         self._pumps: list[asyncio.Task[None]] = []
         if len(generations) > 1:
             create_task = asyncio.get_running_loop().create_task
@@ -66,6 +70,8 @@ class Choices:
             self._wake.clear()
             await self._wake.wait()
         entries, self._ready = self._ready, []
+        self._taken.set()
+        self._taken = asyncio.Event()
         return entries
 
     async def aclose(self) -> None:
@@ -82,10 +88,12 @@ class Choices:
 
     async def _pump(self, index: int) -> None:
         while events := await self._next(index):
+            taken = self._taken
             self._ready.append((index, events))
             self._wake.set()
             if isinstance(events[-1], (Finished, Failed)):
                 return
+            await taken.wait()
 
     async def _next(self, index: int) -> list[Event]:
         generation = self._generations[index]

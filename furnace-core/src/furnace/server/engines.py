@@ -76,6 +76,7 @@ class Engines:
 
         Raises:
             ValueError: the name is taken.
+            EngineSpecError: the spec can't be read.
             TypeError: it is no engine.
             RuntimeError: the engines were started already.
         """
@@ -86,8 +87,7 @@ class Engines:
                 f"{type(source).__name__} is not an engine: pass an LlmEngine, a spec like 'torch:tiny-lm', "
                 "or Scheduled(model, pipeline) for a step model"
             )
-        if name is None and isinstance(source, LlmEngine):
-            name = source.name
+        name = name or _name_of(source)
         if name is not None and name in {known for _, known in self._sources}:
             raise _taken(name)
         self._sources.append((source, name))
@@ -157,6 +157,15 @@ class Engines:
     def __getitem__(self, name: str) -> Model:
         return self._models[name]
 
+    def check_ready(self) -> None:
+        """Refuse what asks for models before all of them are there.
+
+        Raises:
+            EngineUnavailableError: the engines are not up.
+        """
+        if not self.ready:
+            raise EngineUnavailableError("The models are being loaded.", retry_after=5)
+
     def find(self, name: str) -> Model:
         """The model that a client asks for.
 
@@ -164,9 +173,8 @@ class Engines:
             ApiError: 404, there is no such model.
             EngineUnavailableError: the engines are not up.
         """
+        self.check_ready()
         model = self._models.get(name)
-        if not self.ready:
-            raise EngineUnavailableError("The models are being loaded.", retry_after=5)
         if model is None:
             raise ApiError(404, f"The model {quote(name, 200)} does not exist.", param="model", code="model_not_found")
         return model
@@ -176,6 +184,20 @@ def requested_model(scope: Scope) -> str:
     """The model id in the path of a route that ends in ``{model_id:path}``; it may hold slashes."""
     path: str = scope["path_params"]["model_id"]
     return path.removeprefix("/")
+
+
+def _name_of(source: EngineSource) -> str | None:
+    """The name of an engine as far as it is known before it is loaded and started."""
+    if isinstance(source, str):
+        # Here, so that a server of engine objects needs none of it.
+        from furnace.plugins import EngineSpec
+
+        return EngineSpec.parse(source).name
+    if isinstance(source, LlmEngine):
+        # An engine in a process of its own knows its name only once it has started.
+        with contextlib.suppress(RuntimeError):
+            return source.name
+    return None
 
 
 def _taken(name: str) -> ValueError:

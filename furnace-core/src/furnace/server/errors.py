@@ -19,6 +19,9 @@ __all__ = ["AddressError", "ApiError", "EngineStartError", "ErrorBody", "ErrorDe
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+# Sent again, the request would most likely break the model, or us, again.
+DO_NOT_RETRY = (b"x-should-retry", b"false")
+
 # Clients obey Retry-After up to two minutes and give up above.
 LONGEST_RETRY_AFTER = 120
 LONGEST_MESSAGE = 1000
@@ -98,7 +101,8 @@ class ApiError(Exception):
     @classmethod
     def internal(cls) -> ApiError:
         """Something broke here; the log knows what, the client does not."""
-        return cls(500, "The server had an error while processing the request.")
+        message = "The server had an error while processing the request."
+        return cls(500, message, code="engine_failed", headers=[DO_NOT_RETRY])
 
     @classmethod
     def of_engine(cls, error: EngineError, prompt_param: str | None = None) -> ApiError:
@@ -114,9 +118,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(seconds).encode()))
         message = error.message
         if error.status == 500:
-            # Sent again, the request would most likely break the model again. What the engine says of its own
-            # failure may hold paths or text of the prompt, so it goes to the log only.
-            headers.append((b"x-should-retry", b"false"))
+            # What the engine says of its own failure may hold paths or text of the prompt, so it goes to the log only.
+            headers.append(DO_NOT_RETRY)
             message = "The model failed on this request."
         param = error.param
         if param is None and isinstance(error, PromptTooLongError):

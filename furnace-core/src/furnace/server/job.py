@@ -72,11 +72,13 @@ class Job:
         requests: what to ask the engine, one a choice.
         stream: how to stream, or None to answer in one piece.
         renderer: writes the answer.
+        count_param: the field that says how many requests there are, for errors about their number.
     """
 
     requests: list[GenerateRequest]
     stream: StreamOptions | None
     renderer: Renderer
+    count_param: str = "n"
 
 
 BodyT = TypeVar("BodyT", bound=NamesModel)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from furnace.contracts import EngineError, Event, Failed, Finished, FinishReason, Reasoning, Text
+from furnace.contracts import (
+    EngineError,
+    EngineFailedError,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Reasoning,
+    Text,
+    ToolCallDelta,
+)
 from furnace.server.bounds import Bounds
 from furnace.server.choices import Choices, Entries
 from furnace.server.exchange import Exchange
@@ -35,6 +45,9 @@ def _merge(events: list[Event]) -> tuple[str, str, Finished | Failed | None]:
             text += event.text
         elif isinstance(event, Reasoning):
             reasoning += event.text
+        elif isinstance(event, ToolCallDelta):
+            # No API here can show a call: without it the answer would look complete, and say nothing.
+            return text, reasoning, Failed(EngineFailedError("the engine called a tool, and none was offered").info)
         elif isinstance(event, (Finished, Failed)):
             last = event
     return text, reasoning, last

@@ -80,10 +80,12 @@ class Server:
         Args:
             engine: an engine; the spec of one (``torch:tiny-lm``), which runs in a process of its own; or a function
                 that makes one in this process, called in a worker thread when the server starts.
-            name: what clients put in ``model``; the engine's own name by default.
+            name: what clients put in ``model``; by default what the spec says (``fast=torch:tiny-lm``), or else the
+                engine's own name.
 
         Raises:
             ValueError: two engines have this name.
+            EngineSpecError: the spec can't be read.
             TypeError: it is no engine.
             RuntimeError: the server has started.
         """

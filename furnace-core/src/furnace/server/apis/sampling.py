@@ -17,6 +17,8 @@ LARGEST_COUNT = 2**31 - 1
 LARGEST_CHOICES = 128
 LARGEST_TOP_LOGPROBS = 20
 LARGEST_REPETITION_PENALTY = 10.0
+# The output is searched for the stop strings at every token, and held back by as much as may become one.
+LONGEST_STOP = 1000
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: further tokens that end the output (an extension).
         ignore_eos: never pick the model's end tokens (an extension).
         seed: makes sampling repeatable; a 64-bit integer.
-        stop: up to 16 strings before which the output ends.
+        stop: up to 16 strings before which the output ends, each up to 1,000 characters.
         n: choices; 1 for now.
         stream: send the output as server-sent events while it is made.
         stream_options: only with ``stream``.
@@ -74,6 +76,8 @@ def parse_sampling(
     Raises:
         ApiError: 400, a value is outside its bounds, or the model can't do it.
     """
+    # Also when another limit wins over it.
+    _between(fields.max_tokens, 1, LARGEST_COUNT, "max_tokens")
     _between(max_tokens, 1, LARGEST_COUNT, max_tokens_param)
     _between(fields.temperature, 0, 2, "temperature")
     _above(fields.top_p, 0, 1, "top_p")
@@ -110,7 +114,7 @@ def parse_stop(stop: str | list[str] | None, capabilities: Capabilities) -> list
     """The stop strings, checked.
 
     Raises:
-        ApiError: 400, too many, or one is empty.
+        ApiError: 400, too many, or one is empty or too long.
     """
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if len(strings) > capabilities.max_stop_strings:
@@ -119,6 +123,8 @@ def parse_stop(stop: str | list[str] | None, capabilities: Capabilities) -> list
         param = "stop" if isinstance(stop, str) else f"stop[{index}]"
         if not string:
             raise ApiError.invalid(f"'{param}' is empty.", param)
+        if len(string) > LONGEST_STOP:
+            raise ApiError.invalid(f"'{param}' is longer than {LONGEST_STOP} characters.", param)
         check_text(string, param)
     return strings
 

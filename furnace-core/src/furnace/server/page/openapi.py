@@ -21,8 +21,8 @@ _GENERATING = (
     ("/v1/completions", "Continue raw text", CompletionRequest, Completion, CompletionChunk),
 )
 _READING: tuple[tuple[str, str, type[msgspec.Struct], tuple[int, ...]], ...] = (
-    ("/v1/models", "List the models", ModelList, ()),
-    ("/v1/models/{model}", "Describe a model", ModelCard, (404,)),
+    ("/v1/models", "List the models", ModelList, (503,)),
+    ("/v1/models/{model}", "Describe a model", ModelCard, (404, 503)),
     ("/healthz", "Is the process alive", Alive, ()),
     ("/readyz", "Does every model take requests (503 if not)", Readiness, ()),
     ("/readyz/{model}", "Does a model take requests (503 if not)", Readiness, (404,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from furnace.contracts import Capabilities, ChatInput, ContentPart, GenerateRequest, Message, TextPart, ToolCall
 from furnace.contracts.errors import quote
-from furnace.server.apis.chat.types import ChatMessage, ChatRequest
+from furnace.server.apis.chat.types import ChatMessage, ChatRequest, ChatToolCall
 from furnace.server.apis.decoding import BodyDecoder, check_text, json_text
 from furnace.server.apis.sampling import LARGEST_TOP_LOGPROBS, parse_sampling, parse_stop, refuse
 from furnace.server.errors import ApiError
@@ -79,14 +79,25 @@ def _parse_message(message: ChatMessage, param: str) -> Message:
     return Message(
         role=message.role,
         content=_parse_content(message, f"{param}.content"),
-        name=message.name,
+        name=_check_optional(message.name, f"{param}.name"),
         tool_calls=[
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in message.tool_calls or []
+            _parse_tool_call(call, f"{param}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or [])
         ],
-        tool_call_id=message.tool_call_id,
-        reasoning=message.reasoning_content,
+        tool_call_id=_check_optional(message.tool_call_id, f"{param}.tool_call_id"),
+        reasoning=_check_optional(message.reasoning_content, f"{param}.reasoning_content"),
     )
+
+
+def _parse_tool_call(call: ChatToolCall, param: str) -> ToolCall:
+    return ToolCall(
+        id=check_text(call.id, f"{param}.id"),
+        name=check_text(call.function.name, f"{param}.function.name"),
+        arguments=check_text(call.function.arguments, f"{param}.function.arguments"),
+    )
+
+
+def _check_optional(text: str | None, param: str) -> str | None:
+    return None if text is None else check_text(text, param)
 
 
 def _parse_content(message: ChatMessage, param: str) -> str | list[ContentPart] | None:

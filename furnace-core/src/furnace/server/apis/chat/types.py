@@ -19,6 +19,7 @@ __all__ = [
     "ChatMessage",
     "ChatRequest",
     "ChatResponseMessage",
+    "ChatToolCall",
 ]
 
 

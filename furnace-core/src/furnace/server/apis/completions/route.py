@@ -35,7 +35,7 @@ class CompletionsApi(Api[CompletionRequest]):
         requests = parse_completion(body, model.capabilities, model.engine.max_context)
         echoes = [await _echo(request, model) for request in requests] if body.echo else None
         renderer = CompletionRenderer(model.name, stream is not None and bool(stream.include_usage), echoes)
-        return Job(requests, stream, renderer)
+        return Job(requests, stream, renderer, count_param="prompt")
 
 
 async def _echo(request: GenerateRequest, model: Model) -> str:

@@ -22,6 +22,11 @@ def models_routes(services: Services) -> list[HTTPRouteHandler]:
 
     @get("/v1/models")
     async def list_models() -> ASGIApp:
+        try:
+            # A part of the list would look like all of it.
+            services.engines.check_ready()
+        except EngineError as error:
+            return send_error(ApiError.of_engine(error))
         return send_bytes(200, msgspec.json.encode(ModelList(data=[_card(model) for model in services.engines])))
 
     @get("/v1/models/{model_id:path}")
