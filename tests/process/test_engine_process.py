@@ -232,6 +232,22 @@ def test_a_hung_step_is_found_killed_and_said_but_a_step_that_moves_is_not() -> 
     run(test())
 
 
+def test_a_process_that_dies_while_the_server_drains_is_not_started_again() -> None:
+    async def test() -> None:
+        engine = engine_of("mock:script?text=a|b&hang_at=1", restart_seconds=(0.0,))
+        async with started(engine):
+            generation = await engine.generate(ask("x"))
+            assert isinstance((await generation.batch())[0], Started)
+            engine.drain()
+            os.kill(engine.pid, signal.SIGKILL)
+            events = [event async for event in generation]
+            assert isinstance(events[-1], Failed)
+            assert engine.restarts == 0
+            assert engine.pid == 0
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [

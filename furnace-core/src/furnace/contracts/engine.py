@@ -160,6 +160,9 @@ class LlmEngine(abc.ABC):
             Exception: the engine can't serve; the message says why.
         """
 
+    def drain(self) -> None:
+        """No new requests will come; those that run go on until they end or ``aclose`` ends them."""
+
     async def aclose(self) -> None:
         """End everything: each open ``Generation`` gets its last event. Idempotent."""
 

@@ -142,6 +142,14 @@ class Engines:
             return ProcessEngine(Launch.of(source, default_context(len(self._sources))))
         return await _in_thread(source)
 
+    def drain(self) -> None:
+        """Tell every engine that nothing new comes any more."""
+        for model in self:
+            try:
+                model.engine.drain()
+            except Exception:
+                logger.exception("engine %s could not be told to drain", quote(model.name))
+
     async def aclose(self) -> None:
         """Close every engine, whatever the others do. Idempotent."""
         self.ready = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from furnace.contracts import EngineUnavailableError
@@ -30,10 +31,15 @@ def shutting_down() -> EngineUnavailableError:
 
 
 class Traffic:
-    """Knows every running answer. Used from one event loop."""
+    """Knows every running answer. Used from one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        on_drain: called when the drain begins.
+    """
+
+    def __init__(self, on_drain: Callable[[], None]) -> None:
         self.draining = False
+        self._on_drain = on_drain
         self._running: set[Stoppable] = set()
         self._changed = asyncio.Event()
         self._hurry = False
@@ -64,6 +70,7 @@ class Traffic:
         Who does not take that error within another second is cut off.
         """
         self.draining = True
+        self._on_drain()
         await self._empty(seconds)
         for answer in list(self._running):
             await answer.stop(shutting_down())

@@ -77,6 +77,7 @@ class ProcessEngine(LlmEngine, TextService):
         self._health = Health(HealthState.DEAD, "not running")
         self._stats: SchedulerStats | None = None
         self._closing = False
+        self._draining = False
         self._hung: str | None = None
         self._attempt = 0
         self._up_at = 0.0
@@ -121,6 +122,10 @@ class ProcessEngine(LlmEngine, TextService):
             ProcessStartError: the engine could not be loaded, or the process ended before it was; not tried again.
         """
         await self._launch_process()
+
+    def drain(self) -> None:
+        # A process that dies now has nothing to come back for.
+        self._draining = True
 
     async def aclose(self) -> None:
         self._closing = True
@@ -260,6 +265,9 @@ class ProcessEngine(LlmEngine, TextService):
                 self._handshake.set_exception(ProcessStartError(reason))
             return
         if self._closing:
+            return
+        if self._draining:
+            logger.error("%s: %s; not started again: the server is stopping", self._label, reason)
             return
         loop = asyncio.get_running_loop()
         self.restarts += 1
