@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -156,6 +157,47 @@ def test_choices_of_one_request_differ_and_repeat_with_the_same_seed(pipeline: T
             first, again, other = await choices(7), await choices(7), await choices(None)
             assert first == again != other
             assert len({tuple(choice) for choice in first}) == 3
+
+    run(test())
+
+
+def test_equal_prompts_of_one_call_are_drawn_independently(pipeline: TextPipeline, echo: Any) -> None:
+    async def test() -> None:
+        model = echo()
+        model.logits_of = lambda tokens, row: np.zeros(VOCAB, np.float32)
+        async with started(Scheduled(model, pipeline)) as engine:
+            params = SamplingParams(max_tokens=8, ignore_eos=True)
+            requests = [GenerateRequest(input=TextInput("a|"), params=params) for _ in range(4)]
+            answers = []
+            for generation in await engine.generate_many(requests):
+                answers.append(tuple([t async for e in generation if isinstance(e, Text) for t in e.tokens]))
+            assert len(set(answers)) == 4
+
+    run(test())
+
+
+def test_a_request_that_is_being_tokenized_when_the_engine_closes_is_refused(pipeline: TextPipeline, echo: Any) -> None:
+    async def test() -> None:
+        engine = Scheduled(echo(), pipeline)
+        await engine.start()
+        held, go = threading.Event(), threading.Event()
+
+        def busy(argument: object) -> None:
+            held.set()
+            assert go.wait(30)
+
+        blockers = [asyncio.create_task(engine._in_text_thread(busy, None)) for _ in range(2)]
+        await asyncio.to_thread(held.wait)
+        late = asyncio.create_task(engine.generate(ask("late")))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(engine.aclose())
+        with pytest.raises(EngineUnavailableError) as refused:
+            await late
+        assert refused.value.code == "shutting_down"
+        go.set()
+        await asyncio.gather(closing, *blockers)
+        with pytest.raises(EngineUnavailableError):
+            await engine.tokenize(TextInput("a"))
 
     run(test())
 

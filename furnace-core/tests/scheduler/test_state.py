@@ -18,12 +18,31 @@ from hypothesis.stateful import (
 )
 
 from furnace.contracts import ChunkKind, ForkKind, Limits, Output, StepCapabilities
-from furnace.scheduler import Phase, Plan, SchedulerState, Sequence
+from furnace.scheduler import Phase, Plan, PromptLookup, SchedulerState, Sequence
 
 
 def token_after(tokens: list[int]) -> int:
     """What the model would pick: depends on all tokens before, so that a wrong replay shows."""
     return sum((i + 1) * t for i, t in enumerate(tokens)) % 97
+
+
+class Guesses(PromptLookup):
+    """Drafts that are right for a while, and then wrong."""
+
+    def __init__(self, sequence: Sequence, output: int) -> None:
+        super().__init__((), most=0, end=0)
+        self.sequence = sequence
+        self.end = len(sequence.prompt) + output
+
+    def append(self, token: int) -> None:
+        assert self.sequence.generated[-1] == token
+
+    def propose(self, limit: int) -> list[int]:
+        tokens = self.sequence.prompt + self.sequence.generated
+        drafts: list[int] = []
+        for _ in range(min(limit, self.end - len(tokens) - 1)):
+            drafts.append(token_after(tokens + drafts) if len(drafts) < len(tokens) % 4 else 98)
+        return drafts
 
 
 @dataclass
@@ -101,13 +120,16 @@ class Model:
                 state.prefilled = end
             else:
                 assert len(chunk.tokens) <= self.limits.max_decode_tokens
-                budget -= len(chunk.tokens) if len(chunk.tokens) > 1 else 0
+                budget -= chunk.drafts or (len(chunk.tokens) if len(chunk.tokens) > 1 else 0)
             state.tokens += chunk.tokens
             self.fill(state)
             whole = chunk.sequence.prompt + chunk.sequence.generated
-            assert state.tokens == whole[: len(state.tokens)]
-            assert (chunk.output is Output.LAST) == (len(state.tokens) == len(whole))
+            known = state.tokens[: len(state.tokens) - chunk.drafts]
+            assert known == whole[: len(known)]
+            assert (chunk.output is not Output.NONE) == (len(known) == len(whole))
+            assert (chunk.output is Output.ALL) == (chunk.drafts > 0)
         assert budget >= 0
+        assert sum(chunk.rows for chunk in plan.chunks) <= self.limits.max_logit_rows
         self.check_room()
 
     def fill(self, state: State) -> None:
@@ -134,11 +156,12 @@ class Scheduling(RuleBasedStateMachine):
         extra=st.integers(0, 8),
         kv=st.one_of(st.none(), st.integers(48, 90)),
         kv_block=st.sampled_from([1, 4]),
-        max_decode=st.sampled_from([1, 3]),
+        max_decode=st.sampled_from([1, 4]),
         fork=st.sampled_from(ForkKind),
         rewind=st.booleans(),
         deterministic=st.booleans(),
         prefix_cache=st.sampled_from([True, True, False]),
+        speculates=st.booleans(),
     )
     def build(
         self,
@@ -152,11 +175,12 @@ class Scheduling(RuleBasedStateMachine):
         rewind: bool,
         deterministic: bool,
         prefix_cache: bool,
+        speculates: bool,
     ) -> None:
         self.limits = Limits(
             max_open=max_open,
             max_step_tokens=grid + extra,
-            max_logit_rows=grid + max_open,
+            max_logit_rows=grid + max_open + extra,
             kv_tokens=kv,
             kv_block=kv_block,
             grid=grid,
@@ -174,6 +198,7 @@ class Scheduling(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
         )
         self.model = Model(self.limits, self.capabilities, exact=rewind)
+        self.speculates = speculates and rewind and max_decode > 1
         self.now = 0.0
         self.ids = 0
         self.live: dict[int, Sequence] = {}
@@ -198,10 +223,7 @@ class Scheduling(RuleBasedStateMachine):
             salt=salt,
             deadline=None if wait is None else self.now + wait,
         )
-        self.goal[self.ids] = output
-        self.live[self.ids] = sequence
-        self.ids += 1
-        self.state.add(sequence)
+        self.join(sequence, output)
         return sequence
 
     @rule(
@@ -215,11 +237,16 @@ class Scheduling(RuleBasedStateMachine):
 
     def add_one(self, prompt: list[int], output: int) -> Sequence:
         sequence = Sequence(self.ids, prompt)
+        self.join(sequence, output)
+        return sequence
+
+    def join(self, sequence: Sequence, output: int) -> None:
+        if self.speculates:
+            sequence.lookup = Guesses(sequence, output)
         self.goal[self.ids] = output
         self.live[self.ids] = sequence
         self.ids += 1
         self.state.add(sequence)
-        return sequence
 
     @rule(sequence=consumes(sequences), sound=st.booleans())
     def abort(self, sequence: Sequence, sound: bool) -> None:
@@ -255,9 +282,12 @@ class Scheduling(RuleBasedStateMachine):
             assert running == [stuck]
             assert not kept
             self.over(stuck)
-        assert len(plan.evicted) + len(plan.preempted) <= 1
-        if kept:
-            assert plan.evicted == kept[:1]
+        moved = [reuse.source for reuse in left if reuse.moves]
+        if moved or kept:
+            assert plan.evicted == (moved or kept[:1])
+            assert not plan.preempted
+        else:
+            assert len(plan.preempted) <= 1
         self.model.lose(plan)
 
     @precondition(lambda self: self.state.running)
@@ -299,18 +329,32 @@ class Scheduling(RuleBasedStateMachine):
         self.model.step(plan)
         self.state.advance(plan.chunks)
         for chunk in plan.chunks:
-            if chunk.output is Output.LAST:
-                self.give(chunk.sequence)
+            if chunk.rows:
+                self.give(chunk.sequence, chunk.tokens[len(chunk.tokens) - chunk.drafts :])
 
     def give_rows(self, plan: Plan) -> None:
         for sequence in self.whole:
             if sequence.phase is Phase.RUNNING and not sequence.prefilling:
                 self.give(sequence)
 
-    def give(self, sequence: Sequence) -> None:
-        self.state.append(sequence, token_after(self.model.states[sequence.id].tokens))
-        if len(sequence.generated) >= self.goal[sequence.id]:
-            self.finish(sequence)
+    def give(self, sequence: Sequence, drafts: list[int] | None = None) -> None:
+        for draft in [*(drafts or []), None]:
+            token = token_after(sequence.prompt + sequence.generated)
+            self.state.append(sequence, token)
+            if len(sequence.generated) >= self.goal[sequence.id]:
+                self.finish(sequence)
+                return
+            if token != draft:
+                break
+            self.state.accept(sequence)
+        if drafts:
+            self.state.cut(sequence)
+            self.cut(self.model.states[sequence.id], sequence.computed)
+
+    def cut(self, state: State, length: int) -> None:
+        del state.tokens[length:]
+        del state.blocks[-(-length // self.limits.kv_block) :]
+        state.prefilled = min(state.prefilled, length)
 
     def finish(self, sequence: Sequence) -> None:
         held = self.model.states.get(sequence.id)
@@ -322,9 +366,7 @@ class Scheduling(RuleBasedStateMachine):
         else:
             assert held is not None
             if self.capabilities.rewind:
-                del held.tokens[kept:]
-                del held.blocks[-(-kept // self.limits.kv_block) :]
-                held.prefilled = min(held.prefilled, kept)
+                self.cut(held, kept)
         assert self.state.retire(sequence) is None
         self.live.pop(sequence.id, None)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from furnace.runtime.job import Job
 
-__all__ = ["Abort", "Add", "Command", "Shutdown"]
+__all__ = ["Abort", "Add", "Command", "Displace", "Shutdown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Displace:
+    """Sequences that lost their place in the queue to others."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End everything."""
 
 
-Command = Add | Abort | Shutdown
+Command = Add | Abort | Displace | Shutdown

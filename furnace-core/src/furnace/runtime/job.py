@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
 
 from furnace.contracts import (
     Finished,
@@ -15,7 +18,7 @@ from furnace.contracts import (
 )
 from furnace.runtime.handoff import Handoff, Mailbox
 from furnace.runtime.text_output import TextOutput
-from furnace.scheduler import Sequence
+from furnace.scheduler import Sequence as ScheduledSequence
 
 __all__ = ["Job"]
 
@@ -56,7 +59,7 @@ class Job:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: ScheduledSequence,
         request: GenerateRequest,
         *,
         seed: int,
@@ -109,6 +112,18 @@ class Job:
             in_reasoning=self._in_reasoning,
         )
         handoff.add(self.mailbox, started)
+
+    def rows(self, drafts: Sequence[int]) -> list[Row]:
+        """What the sampler must know of the next token, and of each one behind a draft if all drafts so far are right.
+
+        Args:
+            drafts: may come next.
+        """
+        rows = [self.row]
+        for index in range(1, len(drafts) + 1):
+            counts = self.row.counts if self._counts is None else self._counts + Counter(drafts[:index])
+            rows.append(msgspec.structs.replace(self.row, position=self.row.position + index, counts=counts))
+        return rows
 
     def take(self, token: int, handoff: Handoff) -> bool:
         """Its next token was picked and is already the last of ``sequence.generated``.

@@ -61,13 +61,25 @@ class Jobs:
         """Tell those that a plan has sent away from the queue."""
         for sequence in plan.expired:
             job = self._jobs.pop(sequence.id)
-            self._admission.leave(served=False)
+            self._admission.leave(sequence.id, served=False)
             self.stats.failed += 1
             busy = EngineBusyError(
                 "The request waited too long for the model. Try again later.",
                 retry_after=self._admission.retry_after(),
             )
             self.handoff.add(job.mailbox, Failed(busy.info))
+
+    def displace(self, id: int) -> None:
+        """A job lost its place in the queue to other clients; nothing if it has been served or left meanwhile."""
+        job = self._jobs.get(id)
+        if job is None or job.sequence.phase is not Phase.WAITING or job.sequence.order >= 0:
+            return
+        self.stats.displaced += 1
+        busy = EngineBusyError(
+            "The queue is full, and other clients have fewer requests in it. Try again later.",
+            retry_after=self._admission.retry_after(),
+        )
+        self.fail(job, busy)
 
     def release_lost(self, plan: Plan) -> None:
         """Release the states that a plan takes away, and forget that it does."""
@@ -84,8 +96,8 @@ class Jobs:
         if not job.begun:
             job.start(self.handoff)
 
-    def append(self, job: Job, token: int) -> None:
-        """A job got its next token, which may be its last."""
+    def append(self, job: Job, token: int) -> bool:
+        """A job got its next token; whether it is over by that."""
         self._state.append(job.sequence, token)
         self.stats.decode_tokens += 1
         try:
@@ -93,7 +105,7 @@ class Jobs:
         except Exception:
             logger.exception("request %s: its text could not be made", job.request.id)
             self.fail(job, EngineFailedError("The output could not be turned into text."))
-            return
+            return True
         if last:
             self.stats.finished += 1
             self._finish(job)
@@ -101,6 +113,8 @@ class Jobs:
             # Its reader has been told.
             self.stats.cancelled += 1
             self._drop(job)
+            return True
+        return last
 
     def fail(self, job: Job, error: EngineError) -> None:
         """A job ends with an error; nobody gets its state."""
@@ -136,9 +150,9 @@ class Jobs:
         if kept is None:
             self._states.release(owner)
         elif self._state.rewinds and not self._states.truncate(owner, kept):
-            self._state.room.forget(owner)
+            self._state.forget(owner)
 
     def _leave(self, job: Job) -> None:
         del self._jobs[job.sequence.id]
         if job.sequence.phase is Phase.WAITING and job.sequence.order < 0:
-            self._admission.leave(served=False)
+            self._admission.leave(job.sequence.id, served=False)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from furnace.contracts import (
     Capabilities,
     ChatInput,
     EngineUnavailableError,
+    ForkKind,
     GenerateRequest,
     Generation,
     Health,
@@ -33,27 +35,33 @@ from furnace.contracts import (
     TokenInput,
     UnsupportedError,
 )
-from furnace.runtime.admission import Admission
-from furnace.runtime.commands import Add, Shutdown
+from furnace.runtime.admission import Admission, Entry
+from furnace.runtime.commands import Add, Displace, Shutdown
 from furnace.runtime.generation import ScheduledGeneration
 from furnace.runtime.handoff import Mailbox
 from furnace.runtime.heartbeat import Heartbeat, LocalHeartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.picker import Picker
 from furnace.runtime.plain_model import PlainModel
+from furnace.runtime.record import VERSION, Header
+from furnace.runtime.recorder import RecordedState, Recorder
 from furnace.runtime.step_loop import StepLoop
 from furnace.runtime.text_output import TextOutput
 from furnace.sampling import Sampler
-from furnace.scheduler import SchedulerConfig, SchedulerState
+from furnace.scheduler import PromptLookup, SchedulerConfig
 from furnace.scheduler import Sequence as ScheduledSequence
 from furnace.text import TextPipeline
 
 __all__ = ["Scheduled"]
 
-DEFAULTS = SchedulerConfig(max_queue=256, queue_deadline=300.0)
+DEFAULTS = SchedulerConfig(max_queue=256, max_queue_tokens=1_000_000, queue_deadline=300.0)
 # Tokenizing releases the GIL; more threads than this only take cores from the model.
 _TEXT_THREADS = 2
 _JOIN_SECONDS = 5.0
+
+
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 
 class _Prepared(msgspec.Struct, frozen=True):
@@ -98,6 +106,7 @@ class Scheduled(LlmEngine, TextService):
         self._steps: StepLoop | None = None
         self._thread: threading.Thread | None = None
         self._heartbeat: Heartbeat = LocalHeartbeat()
+        self._recorder: Recorder | None = None
         self._admission = Admission(0, clock)
         self._text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="furnace-text")
         self._resolve()
@@ -117,6 +126,10 @@ class Scheduled(LlmEngine, TextService):
         """Have the model thread show there that it lives. Before ``start``."""
         self._heartbeat = heartbeat
 
+    def record(self, recorder: Recorder) -> None:
+        """Write there all that the scheduler does; ``aclose`` closes it. Before ``start``."""
+        self._recorder = recorder
+
     def _resolve(self) -> None:
         """Set what follows from config and limits."""
         limits, config = self._model.limits, self._config.filled(DEFAULTS)
@@ -132,9 +145,17 @@ class Scheduled(LlmEngine, TextService):
             limits.grid, min(config.max_step_tokens or limits.max_step_tokens, limits.max_step_tokens)
         )
         self._queue_deadline = config.queue_deadline
+        self._speculation = config.speculation or 0
+        can = self._model.capabilities
+        if self._speculation and not (can.rewind and can.all_logits and limits.max_decode_tokens > 1):
+            raise InvalidRequestError(
+                f"The model {self.name} can't speculate: that needs rewind, all_logits and max_decode_tokens above 1.",
+                param="speculation",
+            )
         self._prefix_cache = config.prefix_cache is not False
         self._keep_states = kv_tokens is not None if config.prefix_cache is None else config.prefix_cache
         self._admission.max_queue = config.max_queue or 0
+        self._admission.max_queue_tokens = config.max_queue_tokens
 
     @property
     def name(self) -> str:
@@ -146,10 +167,11 @@ class Scheduled(LlmEngine, TextService):
 
     @property
     def capabilities(self) -> Capabilities:
+        can = self._model.capabilities
         return Capabilities(
             chat=self._pipeline.has_chat_template,
-            prefix_reuse=self._prefix_cache and self._model.capabilities.prefix_reuse,
-            deterministic=self._model.capabilities.deterministic,
+            prefix_reuse=self._prefix_cache and can.prefix_reuse and self._limits.fork is not ForkKind.NONE,
+            deterministic=can.deterministic,
             tokenize=True,
             vocab_size=min(self._model.vocab_size, self._pipeline.vocab_size),
             output=self._pipeline.output_format or OutputFormat(),
@@ -168,14 +190,16 @@ class Scheduled(LlmEngine, TextService):
     async def start(self) -> None:
         if self._steps is not None:
             raise RuntimeError("an engine starts only once")
-        state = SchedulerState(
+        header = Header(
+            VERSION,
             self._limits,
-            max_running=self._max_running,
-            max_step_tokens=self._max_step_tokens,
-            capabilities=self._model.capabilities,
-            prefix_cache=self._prefix_cache,
-            keep_states=self._keep_states,
+            self._model.capabilities,
+            self._max_running,
+            self._max_step_tokens,
+            self._prefix_cache,
+            self._keep_states,
         )
+        state = header.state() if self._recorder is None else RecordedState(self._recorder, header)
         self._steps = StepLoop(
             self._model,
             state,
@@ -198,6 +222,8 @@ class Scheduled(LlmEngine, TextService):
             self._steps.post(Shutdown())
             # A model that hangs must not keep the process from ending.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         self._text.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._pipeline.close)
 
@@ -214,30 +240,42 @@ class Scheduled(LlmEngine, TextService):
                 f"{len(requests)} completions in one request can never fit the queue of {self._admission.max_queue}.",
                 param="n",
             )
-        loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._text, self._prepare, requests)
+        if requests:
+            self._admission.check(requests[0].client, len(requests))
+        prepared = await self._in_text_thread(self._prepare, requests)
         for each in prepared:
             if len(each.tokens) >= self._max_context:
                 raise PromptTooLongError(len(each.tokens), self._max_context)
         steps = self._check_running()
-        # One seed for all choices of a request: the choice's number tells them apart.
-        drawn = secrets.randbits(63)
-        jobs = [self._job(request, each, drawn, loop) for request, each in zip(requests, prepared, strict=True)]
-        self._admission.enter(len(jobs))
+        jobs = self._jobs(requests, prepared)
+        displaced = self._admission.enter(
+            [Entry(job.sequence.id, job.sequence.client, len(job.sequence.prompt)) for job in jobs]
+        )
+        if displaced:
+            steps.post(Displace(displaced))
         generations: list[Generation] = [ScheduledGeneration(job, steps) for job in jobs]
         steps.post(Add(jobs))
         return generations
 
     async def tokenize(self, input: Input) -> list[int]:
-        loop = asyncio.get_running_loop()
-        request = GenerateRequest(input=input)
-        (prepared,) = await loop.run_in_executor(self._text, self._prepare, [request])
+        (prepared,) = await self._in_text_thread(self._prepare, [GenerateRequest(input=input)])
         return prepared.tokens
 
     async def detokenize(self, tokens: list[int]) -> str:
         self._check_ids(tokens, "tokens")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._text, self._pipeline.decode, tokens)
+        return await self._in_text_thread(self._pipeline.decode, tokens)
+
+    async def _in_text_thread(self, work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
+        """Tokenize or the like, off the loop and off the model thread."""
+        self._check_open()
+        task = asyncio.current_task()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._text, work, argument)
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            # Not this task was cancelled but the work, by ``aclose``.
+            raise _shutting_down() from None
 
     def _died(self, reason: str) -> None:
         self._dead = reason
@@ -245,11 +283,14 @@ class Scheduled(LlmEngine, TextService):
     def _check_running(self) -> StepLoop:
         if self._dead is not None:
             raise EngineUnavailableError(f"The model {self.name} is not running: {self._dead}.")
-        if self._closing:
-            raise EngineUnavailableError("The server is shutting down.", code="shutting_down")
+        self._check_open()
         if self._steps is None:
             raise EngineUnavailableError(f"The model {self.name} has not started.")
         return self._steps
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise _shutting_down()
 
     def _check(self, request: GenerateRequest) -> None:
         """Refuse what this engine does not do."""
@@ -307,8 +348,19 @@ class Scheduled(LlmEngine, TextService):
             raise InvalidRequestError("The prompt is empty: it has no tokens.", param=param)
         return _Prepared(tokens, self._pipeline.prompt_in_reasoning(tokens))
 
-    def _job(self, request: GenerateRequest, prepared: _Prepared, drawn: int, loop: asyncio.AbstractEventLoop) -> Job:
+    def _jobs(self, requests: Sequence[GenerateRequest], prepared: Sequence[_Prepared]) -> list[Job]:
+        """One seed for all choices of a prompt, whose numbers tell them apart, and another for the next prompt."""
+        jobs: list[Job] = []
+        for request, each in zip(requests, prepared, strict=True):
+            if request.choice == 0 or not jobs:
+                drawn = secrets.randbits(63)
+            jobs.append(self._job(request, each, drawn))
+        return jobs
+
+    def _job(self, request: GenerateRequest, prepared: _Prepared, drawn: int) -> Job:
         params = request.params
+        room = self._max_context - len(prepared.tokens)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         waits = request.deadline if request.deadline is not None else self._queue_deadline
         sequence = ScheduledSequence(
             next(self._ids),
@@ -319,14 +371,20 @@ class Scheduled(LlmEngine, TextService):
             reuses=request.prompt_logprobs is None,
             deadline=None if waits is None else self._clock() + waits,
         )
-        room = self._max_context - len(prepared.tokens)
+        if self._speculation:
+            end = len(prepared.tokens) + max_tokens
+            sequence.lookup = PromptLookup(prepared.tokens, most=self._speculation, end=end)
         return Job(
             sequence,
             request,
             seed=drawn if params.seed is None else params.seed,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=max_tokens,
             end_tokens=self._pipeline.eos_token_ids,
             output=TextOutput(self._pipeline, request, prepared.tokens),
-            mailbox=Mailbox(loop),
+            mailbox=Mailbox(asyncio.get_running_loop()),
             in_reasoning=prepared.in_reasoning,
         )
+
+
+def _shutting_down() -> EngineUnavailableError:
+    return EngineUnavailableError("The server is shutting down.", code="shutting_down")

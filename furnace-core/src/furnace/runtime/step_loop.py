@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import time
@@ -19,12 +20,11 @@ from furnace.contracts import (
     EngineUnavailableError,
     Failed,
     OutOfKvError,
-    Output,
     SchedulerStats,
     StepError,
 )
 from furnace.runtime.admission import Admission
-from furnace.runtime.commands import Abort, Add, Command, Shutdown
+from furnace.runtime.commands import Abort, Add, Command, Displace, Shutdown
 from furnace.runtime.handoff import Handoff
 from furnace.runtime.heartbeat import Heartbeat
 from furnace.runtime.job import Job
@@ -143,6 +143,9 @@ class StepLoop:
                     self._jobs.add(job)
             case Abort(job):
                 self._jobs.abort(job)
+            case Displace(ids):
+                for id in ids:
+                    self._jobs.displace(id)
             case Shutdown():
                 self._closing = True
 
@@ -151,8 +154,8 @@ class StepLoop:
         plan = self._state.plan(self._clock())
         self._jobs.expire(plan)
         self._jobs.release_lost(plan)
-        for _ in plan.started:
-            self._admission.leave(served=True)
+        for sequence in plan.started:
+            self._admission.leave(sequence.id, served=True)
         for owner in self._prompt_rows.keys() - self._state.cache.rows:
             del self._prompt_rows[owner]
         try:
@@ -162,8 +165,7 @@ class StepLoop:
             if not chunks:
                 return
             logits = self._run_model(chunks)
-            wanted = [chunk for chunk in plan.chunks if chunk.output is Output.LAST]
-            rows = read_rows(logits, len(wanted), self._model.vocab_size)
+            rows = read_rows(logits, sum(chunk.rows for chunk in plan.chunks), self._model.vocab_size)
         except OutOfKvError:
             self._make_room(plan)
         except StepError as error:
@@ -171,7 +173,7 @@ class StepLoop:
         except Exception:
             self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
         else:
-            self._take(plan.chunks, wanted, rows)
+            self._take(plan.chunks, rows)
 
     def _reuse(self, plan: Plan) -> None:
         """Fork or hand on the states that a plan reuses; who gets a whole prompt also gets its next token."""
@@ -198,7 +200,7 @@ class StepLoop:
         finally:
             # Also when there was no room for one of them: the others have their states, and need their tokens.
             if whole:
-                self._sample(whole, np.stack(rows))
+                self._sample(whole, [[]] * len(whole), np.stack(rows))
 
     def _open(self, plan: Plan) -> list[Chunk]:
         """The batch as the model takes it; opens states that are missing."""
@@ -232,33 +234,54 @@ class StepLoop:
             stats.steps += 1
             stats.step_seconds += self._clock() - began
 
-    def _take(self, chunks: list[PlannedChunk], wanted: list[PlannedChunk], rows: npt.NDArray[np.float32]) -> None:
+    def _take(self, chunks: list[PlannedChunk], rows: npt.NDArray[np.float32]) -> None:
         """The model has taken these chunks, and given these rows for some of them."""
         self._state.advance(chunks)
+        wanted = [chunk for chunk in chunks if chunk.rows]
+        at = 0
         for chunk in chunks:
             if chunk.kind is ChunkKind.PREFILL:
                 self._jobs.stats.prefill_tokens += len(chunk.tokens)
-        for chunk, row in zip(wanted, rows, strict=True):
-            if chunk.sequence.id in self._state.cache.rows:
-                # Its followers read it after the next step of others, and the sampler may overwrite it.
-                self._prompt_rows.setdefault(chunk.sequence.id, row.copy())
-        self._sample([self._jobs[chunk.sequence] for chunk in wanted], rows)
+                if chunk.rows and chunk.sequence.id in self._state.cache.rows:
+                    # Its followers read it after the next plan, and the sampler may overwrite it.
+                    self._prompt_rows[chunk.sequence.id] = rows[at].copy()
+            at += chunk.rows
+        drafts = [chunk.tokens[len(chunk.tokens) - chunk.drafts :] for chunk in wanted]
+        self._sample([self._jobs[chunk.sequence] for chunk in wanted], drafts, rows)
 
-    def _sample(self, jobs: list[Job], rows: npt.NDArray[np.float32]) -> None:
-        """Pick the next token of each job, and end those for which it was the last."""
+    def _sample(self, jobs: list[Job], drafts: list[list[int]], rows: npt.NDArray[np.float32]) -> None:
+        """Pick the next token of each job, and those behind its drafts as far as they were right."""
         if not jobs:
             return
         try:
-            tokens = self._picker.pick(rows, [job.row for job in jobs])
+            known = [job.rows(guesses) for job, guesses in zip(jobs, drafts, strict=True)]
+            picked = iter(self._picker.pick(rows, list(itertools.chain.from_iterable(known))))
         except Exception:
             self._isolate(jobs)
             return
-        for job, token in zip(jobs, tokens, strict=True):
+        for job, guesses in zip(jobs, drafts, strict=True):
+            self._append(job, guesses, list(itertools.islice(picked, len(guesses) + 1)))
+
+    def _append(self, job: Job, drafts: list[int], tokens: list[int]) -> None:
+        """Give a job the tokens that follow from right drafts, and take the wrong ones out of its state."""
+        stats = self._jobs.stats
+        stats.draft_tokens += len(drafts)
+        for token, draft in zip(tokens, [*drafts, None], strict=True):
             if token < 0:
                 logger.error("request %s: the model gave no usable score for any token", job.request.id)
                 self._jobs.fail(job, EngineFailedError("The model gave no usable score for any token."))
-            else:
-                self._jobs.append(job, token)
+                return
+            if self._jobs.append(job, token):
+                return
+            if token != draft:
+                break
+            self._state.accept(job.sequence)
+            stats.accepted_tokens += 1
+        sequence = job.sequence
+        if drafts and tokens[: len(drafts)] != drafts:
+            self._state.cut(sequence)
+            if not self._states.truncate(sequence.id, sequence.computed):
+                self._state.isolate([sequence])
 
     def _make_room(self, plan: Plan) -> None:
         """The model has less room than it said; somebody has to go."""
@@ -276,11 +299,10 @@ class StepLoop:
             self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
             return
         others = [chunk for index, chunk in enumerate(plan.chunks) if index not in guilty]
-        wanted = [chunk for chunk in others if chunk.output is Output.LAST]
         rows = None
         if error.logits is not None:
             try:
-                rows = read_rows(error.logits, len(wanted), self._model.vocab_size)
+                rows = read_rows(error.logits, sum(chunk.rows for chunk in others), self._model.vocab_size)
             except (TypeError, ValueError):
                 self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
                 return
@@ -289,7 +311,7 @@ class StepLoop:
             logger.error("request %s failed in the model: %s", job.request.id, error.message, exc_info=error)
             self._jobs.fail(job, EngineFailedError(_MODEL_FAILED))
         if rows is not None:
-            self._take(others, wanted, rows)
+            self._take(others, rows)
 
     def _isolate(self, jobs: list[Job]) -> None:
         """A step failed and the states of its batch are unknown. Called while its exception is handled."""
@@ -314,6 +336,6 @@ class StepLoop:
                 break
             if isinstance(command, Add):
                 for job in command.jobs:
-                    self._admission.leave(served=False)
+                    self._admission.leave(job.sequence.id, served=False)
                     handoff.add(job.mailbox, Failed(error.info, job.usage))
         handoff.flush()

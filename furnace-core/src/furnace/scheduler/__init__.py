@@ -6,6 +6,7 @@ from furnace.scheduler.config import SchedulerConfig
 from furnace.scheduler.kv_budget import KvBudget
 from furnace.scheduler.plan import Plan, PlannedChunk, Reuse
 from furnace.scheduler.prefix_index import PrefixIndex
+from furnace.scheduler.prompt_lookup import PromptLookup
 from furnace.scheduler.sequence import Phase, Sequence
 from furnace.scheduler.state import SchedulerState
 from furnace.scheduler.waiting_queue import WaitingQueue
@@ -16,6 +17,7 @@ __all__ = [
     "Plan",
     "PlannedChunk",
     "PrefixIndex",
+    "PromptLookup",
     "Reuse",
     "SchedulerConfig",
     "SchedulerState",

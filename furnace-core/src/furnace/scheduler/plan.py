@@ -16,7 +16,9 @@ class PlannedChunk:
 
     Attributes:
         tokens: consecutive, from ``position`` on.
-        output: ``LAST`` when the step gives the sequence its next token, else ``NONE``.
+        output: ``LAST`` when the step gives the sequence its next token, ``ALL`` when it also tells which of the
+            drafts were right, else ``NONE``.
+        drafts: how many of the tokens, at their end, are guesses.
     """
 
     sequence: Sequence
@@ -24,6 +26,12 @@ class PlannedChunk:
     position: int
     kind: ChunkKind
     output: Output
+    drafts: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows of logits it gives."""
+        return 0 if self.output is Output.NONE else self.drafts + 1
 
 
 @dataclass(slots=True)

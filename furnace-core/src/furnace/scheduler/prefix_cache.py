@@ -164,15 +164,18 @@ class PrefixCache:
             if other is not None and not sequence.generated and other.asks_the_same(sequence):
                 if owner in self.rows:
                     return Match(Source(owner, len(sequence.prompt), whole=True))
-                if other.prefilling and not other.generated and not other.suspect:
-                    return Match(coming=sequence.order < 0)
+                if other.prefilling and not other.generated and not other.suspect and sequence.order < 0:
+                    return Match(coming=True)
             reachable = min(self._on_grid(common), limit)
-            if not self._parts or reachable <= best.length:
+            if not self._parts or reachable < max(best.length, 1):
+                if common < len(sequence.prompt):
+                    break
                 continue
             if other is not None and other.prefilling and not other.suspect:
                 coming = max(coming, reachable)
             length = min(reachable, self._available(owner))
-            if length > best.length:
+            # Of several the first one, whatever follows behind the prefix: a record shows no more than the grid.
+            if length > best.length or (length == best.length and owner < best.owner):
                 best = self._source(owner, length)
         if coming - best.length >= LEAST_REUSE and sequence.order < 0:
             return Match(coming=True)
@@ -194,13 +197,11 @@ class PrefixCache:
 
     def _covers(self, salt: str, tokens: list[int]) -> bool:
         """Another state gives all of these."""
-        for owner, common in self._index.matches(salt, tokens):
-            if common < len(tokens):
-                return False
-            if self._available(owner) >= len(tokens):
-                self.use(owner)
-                return True
-        return False
+        matches = self._index.matches(salt, tokens)
+        owners = [owner for owner, common in matches if common == len(tokens) <= self._available(owner)]
+        if owners:
+            self.use(min(owners))
+        return bool(owners)
 
     def _on_grid(self, tokens: int) -> int:
         return tokens - tokens % self._grid

@@ -72,11 +72,15 @@ class Room:
             sequence: waits.
             source: whose prefix it may take; it goes without if that state has to go for it.
         """
-        ways = [Beginning(source, source is not None and source.spent)]
-        if source is not None and source.movable and not source.spent:
-            ways += [Beginning(source, moves=True)]
-        elif source is not None and source.owner in self._cache.kept:
-            ways += [Beginning()]
+        ways = [Beginning()]
+        if source is not None:
+            # A state that another one is still to be forked from can't be handed on.
+            movable = source.movable and all(reuse.source != source.owner for reuse in plan.reuses)
+            ways = [Beginning(source, source.spent and movable)]
+            if movable and not source.spent:
+                ways.append(Beginning(source, moves=True))
+            elif source.owner in self._cache.kept:
+                ways.append(Beginning())
         for way in ways:
             if self._make(plan, running, sequence, way):
                 self._charge(sequence, way)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from furnace.scheduler.prompt_lookup import PromptLookup
+
 __all__ = ["Phase", "Sequence"]
 
 
@@ -31,6 +33,7 @@ class Sequence:
         priority: higher goes first.
         salt: sequences with different ones never share a prefix.
         reuses: it may take a prefix from another's state; one that needs a row for each prompt token may not.
+        lookup: guesses its next tokens, or None to compute one a step.
         deadline: the time, on the scheduler's clock, after which it may not wait any more for its first step; or None.
         phase: waiting, running or ended.
         computed: how many tokens the model's state holds.
@@ -46,6 +49,7 @@ class Sequence:
         "deadline",
         "generated",
         "id",
+        "lookup",
         "order",
         "phase",
         "priority",
@@ -64,6 +68,7 @@ class Sequence:
         priority: int = 0,
         salt: str = "",
         reuses: bool = True,
+        lookup: PromptLookup | None = None,
         deadline: float | None = None,
     ) -> None:
         self.id = id
@@ -73,6 +78,7 @@ class Sequence:
         self.priority = priority
         self.salt = salt
         self.reuses = reuses
+        self.lookup = lookup
         self.deadline = deadline
         self.phase = Phase.WAITING
         self.computed = 0

@@ -27,7 +27,8 @@ class SchedulerState:
     catches up later.
 
     Not thread-safe; owned by the model thread. The caller carries a plan out and reports with ``forked``, ``advance``,
-    ``append``, ``retire``, ``end``, ``out_of_kv`` or ``isolate`` before it asks for the next.
+    ``append``, ``accept``, ``cut``, ``retire``, ``end``, ``forget``, ``out_of_kv`` or ``isolate`` before it asks for
+    the next.
 
     Args:
         limits: of the model; valid.
@@ -130,9 +131,9 @@ class SchedulerState:
         return True
 
     def advance(self, chunks: Iterable[PlannedChunk]) -> None:
-        """The model has taken these chunks."""
+        """The model has taken these chunks; of their drafts nobody knows yet."""
         for chunk in chunks:
-            chunk.sequence.computed += len(chunk.tokens)
+            chunk.sequence.computed += len(chunk.tokens) - chunk.drafts
             if chunk.kind is ChunkKind.PREFILL and chunk.output is Output.LAST:
                 self.cache.prefilled(chunk.sequence)
 
@@ -140,6 +141,16 @@ class SchedulerState:
         """A running sequence got its next token."""
         sequence.generated.append(token)
         sequence.suspect = False
+        if sequence.lookup is not None:
+            sequence.lookup.append(token)
+
+    def accept(self, sequence: Sequence) -> None:
+        """The last token was drafted before, so the state holds it."""
+        sequence.computed += 1
+
+    def cut(self, sequence: Sequence) -> None:
+        """The drafts that were wrong have left the state."""
+        self.kv.shrink(sequence.id, sequence.computed + 1)
 
     def retire(self, sequence: Sequence) -> int | None:
         """A sequence is over, and its state, if it has one, is sound.
@@ -149,7 +160,7 @@ class SchedulerState:
             None when the state is to be released.
         """
         if sequence.phase is not Phase.RUNNING or not sequence.computed:
-            self.end(sequence)
+            self._end(sequence)
             return None
         self._stop(sequence, Phase.ENDED)
         self._kv_refused = False
@@ -162,12 +173,11 @@ class SchedulerState:
 
     def end(self, sequence: Sequence) -> None:
         """A sequence is over, for whatever reason; idempotent. The caller releases its state."""
-        if sequence.phase is Phase.RUNNING:
-            self._lose(sequence, Phase.ENDED)
-            self._kv_refused = False
-        elif sequence.phase is Phase.WAITING:
-            self.waiting.remove(sequence)
-            sequence.phase = Phase.ENDED
+        self._end(sequence)
+
+    def forget(self, owner: int) -> None:
+        """A kept state is lost; the caller has released it."""
+        self.room.forget(owner)
 
     def out_of_kv(self, plan: Plan) -> Sequence | None:
         """The model had no room although the count said so; nothing changed in it, and the plan is given up.
@@ -179,11 +189,14 @@ class SchedulerState:
             The only running sequence when there is nothing to give up for it: it can never go on, and the caller ends
             it.
         """
-        taken_back = [reuse.sequence for reuse in plan.reuses]
+        taken_back = list(plan.reuses)
         plan.reuses.clear()
-        for sequence in taken_back:
-            self._preempt(sequence)
-        if self._evict_oldest(plan):
+        for reuse in taken_back:
+            self._preempt(reuse.sequence)
+            if reuse.moves:
+                # It was not kept any more, and nobody has taken it over.
+                plan.evicted.append(reuse.source)
+        if plan.evicted or self._evict_oldest(plan):
             return None
         if len(self.running) > 1:
             plan.preempted.append(self.running[-1])
@@ -202,6 +215,14 @@ class SchedulerState:
             sequence.computed = 0
             self.kv.release(sequence.id)
             self.cache.rows.discard(sequence.id)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.phase is Phase.RUNNING:
+            self._lose(sequence, Phase.ENDED)
+            self._kv_refused = False
+        elif sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+            sequence.phase = Phase.ENDED
 
     def _suspect(self) -> Sequence | None:
         """The suspect that has this step to itself. Steps of suspects and of all others alternate."""
@@ -230,8 +251,27 @@ class SchedulerState:
         start = sequence.computed
         output = Output.LAST if count == behind else Output.NONE
         tokens = sequence.span(start, start + count)
-        plan.chunks.append(PlannedChunk(sequence, tokens, start, ChunkKind.DECODE, output))
-        return count if count > 1 else 0
+        drafts = self._draft(plan, sequence, budget) if behind == 1 else []
+        if drafts:
+            output = Output.ALL
+        plan.chunks.append(PlannedChunk(sequence, tokens + drafts, start, ChunkKind.DECODE, output, drafts=len(drafts)))
+        return len(drafts) + (count if count > 1 else 0)
+
+    def _draft(self, plan: Plan, sequence: Sequence, budget: int) -> list[int]:
+        """Guess the next tokens of a sequence as far as that takes nothing away from others."""
+        if sequence.lookup is None or sequence.suspect:
+            return []
+        # Whoever runs, or starts in this step, may need a row of its own.
+        sharing = min(self.max_running, len(self.running) + len(self.waiting))
+        rows = self.limits.max_logit_rows - sharing - sum(chunk.drafts for chunk in plan.chunks)
+        # A piece of a prompt must still fit the step.
+        limit = min(self.limits.max_decode_tokens - 1, budget - self.limits.grid, rows)
+        drafts = sequence.lookup.propose(limit)
+        length = sequence.length + len(drafts)
+        if not drafts or not self.kv.fits(sequence.id, length, headroom=len(self.running)):
+            return []
+        self.kv.charge(sequence.id, length)
+        return drafts
 
     def _plan_prefill(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Plan the next piece of the prompt, cut on the grid; returns its tokens."""
