@@ -15,6 +15,7 @@ import pytest
 
 from furnace.contracts import (
     Chunk,
+    ChunkKind,
     EngineBusyError,
     EngineUnavailableError,
     Event,
@@ -27,6 +28,7 @@ from furnace.contracts import (
     InvalidRequestError,
     Limits,
     Message,
+    Output,
     PromptTooLongError,
     SamplingParams,
     Started,
@@ -37,6 +39,7 @@ from furnace.contracts import (
     UnsupportedError,
 )
 from furnace.runtime import Scheduled
+from furnace.runtime.plain_model import PlainModel
 from furnace.scheduler import SchedulerConfig
 from furnace.text import TextPipeline
 
@@ -497,6 +500,44 @@ def test_when_the_model_thread_dies_everything_ends_and_health_says_so(pipeline:
             assert engine.stats().waiting == 0
 
     run(test())
+
+
+def test_a_model_that_hangs_is_found_and_everything_ends(pipeline: TextPipeline, echo: Any, gate: Any) -> None:
+    async def test() -> None:
+        model = echo(limits=Limits(max_open=1, max_step_tokens=64, max_logit_rows=9))
+        steps = gate(model)
+        engine = Scheduled(model, pipeline, step_seconds=0.01)
+        await engine.start()
+        generations = [await engine.generate(ask("a")), await engine.generate(ask("b"))]
+        await asyncio.to_thread(steps.arrived)
+        codes = []
+        for generation in generations:
+            _, last = await collect(generation)
+            assert isinstance(last, Failed)
+            codes.append(last.error.code)
+        # The second one had not reached the model thread.
+        assert codes == ["engine_failed", "engine_unavailable"]
+        assert engine.health().state is HealthState.DEAD
+        with pytest.raises(EngineUnavailableError, match="hung"):
+            await engine.generate(ask("c"))
+        steps.open()
+        await engine.aclose()
+        assert model.closed
+
+    run(test())
+
+
+def test_the_work_of_a_plain_models_step_counts_prompts_that_were_only_collected() -> None:
+    model = PlainModel(PlainEcho())
+    state = model.open()
+    prompt = [ord(c) for c in "abc|"]
+    chunk = Chunk(state, prompt, 0, ChunkKind.PREFILL, Output.NONE)
+    assert model.work([chunk]) == 4
+    model.step([chunk])
+    later = Chunk(state, [ord("a")], 4, ChunkKind.DECODE, Output.LAST)
+    assert model.work([later]) == 5
+    model.step([later])
+    assert model.work([Chunk(state, [ord("b")], 5, ChunkKind.DECODE, Output.LAST)]) == 1
 
 
 def test_closing_the_engine_ends_what_runs_and_what_waits(pipeline: TextPipeline, echo: Any, gate: Any) -> None:

@@ -126,9 +126,7 @@ class MockModel(BatchStepModel):
         self._contract.require(
             0 <= length <= len(state.tokens), f"truncate() at {length} of {len(state.tokens)} tokens"
         )
-        del state.tokens[length:]
-        state.prompt = min(state.prompt, length)
-        state.cut = length
+        state.cut_to(length)
         kept = self._kv.needed(length)
         self._kv.give_back(state.blocks[kept:])
         del state.blocks[kept:]

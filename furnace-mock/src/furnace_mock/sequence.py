@@ -44,6 +44,13 @@ class MockSequence:
         """How many tokens are behind the prompt."""
         return len(self.tokens) - self.prompt
 
+    def cut_to(self, length: int) -> None:
+        """Forget the tokens from ``length`` on, and the reply that was made for them."""
+        del self.tokens[length:]
+        self.prompt = min(self.prompt, length)
+        self.cut = length
+        self._made_for = -1
+
     def next_token(self, length: int | None = None) -> int:
         """The token that it wants after its first ``length`` tokens, or after all."""
         length = len(self.tokens) if length is None else length

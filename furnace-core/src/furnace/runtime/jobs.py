@@ -137,6 +137,13 @@ class Jobs:
         self._jobs.clear()
         self.handoff.flush()
 
+    def tell_all(self, error: EngineError) -> None:
+        """Every job's client hears of an error, while the model thread hangs and can't say it. From any thread."""
+        handoff = Handoff()
+        for job in list(self._jobs.values()):
+            handoff.add(job.mailbox, Failed(error.info, job.usage))
+        handoff.flush()
+
     def _drop(self, job: Job) -> None:
         self._leave(job)
         self._state.end(job.sequence)

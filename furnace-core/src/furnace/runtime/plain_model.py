@@ -62,6 +62,10 @@ class PlainModel(BatchStepModel):
             state.opened = False
             self._model.release(state.inner)
 
+    def work(self, batch: Sequence[Chunk]) -> int:
+        """How many tokens a step with this batch computes: also those of prompts that were only collected so far."""
+        return sum(len(chunk.tokens) + len(chunk.state.prompt) for chunk in batch)
+
     def step(self, batch: Sequence[Chunk]) -> npt.NDArray[np.float32]:
         rows: list[npt.NDArray[np.float32]] = []
         failed: dict[int, Exception] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -17,6 +18,7 @@ from furnace.contracts import (
     BatchStepModel,
     Capabilities,
     ChatInput,
+    EngineFailedError,
     EngineUnavailableError,
     ForkKind,
     GenerateRequest,
@@ -30,7 +32,6 @@ from furnace.contracts import (
     PromptTooLongError,
     SchedulerStats,
     StepModel,
-    TextInput,
     TextService,
     TokenInput,
     UnsupportedError,
@@ -43,16 +44,20 @@ from furnace.runtime.heartbeat import Heartbeat, LocalHeartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.picker import Picker
 from furnace.runtime.plain_model import PlainModel
+from furnace.runtime.prompts import PreparedPrompt, Prompts
 from furnace.runtime.record import VERSION, Header
 from furnace.runtime.recorder import RecordedState, Recorder
 from furnace.runtime.step_loop import StepLoop
 from furnace.runtime.text_output import TextOutput
+from furnace.runtime.watchdog import Watchdog
 from furnace.sampling import Sampler
 from furnace.scheduler import PromptLookup, SchedulerConfig
 from furnace.scheduler import Sequence as ScheduledSequence
 from furnace.text import TextPipeline
 
 __all__ = ["Scheduled"]
+
+logger = logging.getLogger("furnace.runtime")
 
 DEFAULTS = SchedulerConfig(max_queue=256, max_queue_tokens=1_000_000, queue_deadline=300.0)
 # Tokenizing releases the GIL; more threads than this only take cores from the model.
@@ -62,13 +67,6 @@ _JOIN_SECONDS = 5.0
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
-
-
-class _Prepared(msgspec.Struct, frozen=True):
-    """A request's prompt in tokens."""
-
-    tokens: list[int]
-    in_reasoning: bool
 
 
 class Scheduled(LlmEngine, TextService):
@@ -81,6 +79,8 @@ class Scheduled(LlmEngine, TextService):
         model: what computes logits.
         pipeline: its tokenizer and chat template.
         config: bounds; unset ones are filled by who serves it, then by the model's limits.
+        step_seconds: how long a step may take before the model counts as hung, more for steps with many tokens; None
+            for ever. Not used in an engine process, which is watched from outside.
         clock: seconds, monotonic; tests bring their own.
 
     Raises:
@@ -93,11 +93,15 @@ class Scheduled(LlmEngine, TextService):
         pipeline: TextPipeline,
         config: SchedulerConfig | None = None,
         *,
+        step_seconds: float | None = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._step_seconds = step_seconds
+        self._watching: asyncio.Task[None] | None = None
         self._model = model if isinstance(model, BatchStepModel) else PlainModel(model)
         self._model.limits.validate()
         self._pipeline = pipeline
+        self._prompts = Prompts(pipeline)
         self._config = config or SchedulerConfig()
         self._clock = clock
         self._ids = itertools.count()
@@ -123,8 +127,9 @@ class Scheduled(LlmEngine, TextService):
         self._resolve()
 
     def show_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Have the model thread show there that it lives. Before ``start``."""
+        """Have the model thread show there that it lives, to a watchdog elsewhere. Before ``start``."""
         self._heartbeat = heartbeat
+        self._step_seconds = None
 
     def record(self, recorder: Recorder) -> None:
         """Write there all that the scheduler does; ``aclose`` closes it. Before ``start``."""
@@ -215,6 +220,9 @@ class Scheduled(LlmEngine, TextService):
         )
         self._thread = threading.Thread(target=self._steps.run, name=f"furnace-model-{self.name}", daemon=True)
         self._thread.start()
+        if self._step_seconds is not None:
+            watchdog = Watchdog(self._heartbeat, self._hangs, seconds=self._step_seconds)
+            self._watching = asyncio.get_running_loop().create_task(watchdog.run())
 
     async def aclose(self) -> None:
         self._closing = True
@@ -222,6 +230,10 @@ class Scheduled(LlmEngine, TextService):
             self._steps.post(Shutdown())
             # A model that hangs must not keep the process from ending.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+            if self._thread.is_alive():
+                self._steps.give_up(_shutting_down())
+        if self._watching is not None:
+            self._watching.cancel()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         self._text.shutdown(wait=False, cancel_futures=True)
@@ -242,7 +254,7 @@ class Scheduled(LlmEngine, TextService):
             )
         if requests:
             self._admission.check(requests[0].client, len(requests))
-        prepared = await self._in_text_thread(self._prepare, requests)
+        prepared = await self._in_text_thread(self._prompts.prepare, requests)
         for each in prepared:
             if len(each.tokens) >= self._max_context:
                 raise PromptTooLongError(len(each.tokens), self._max_context)
@@ -258,7 +270,7 @@ class Scheduled(LlmEngine, TextService):
         return generations
 
     async def tokenize(self, input: Input) -> list[int]:
-        (prepared,) = await self._in_text_thread(self._prepare, [GenerateRequest(input=input)])
+        (prepared,) = await self._in_text_thread(self._prompts.prepare, [GenerateRequest(input=input)])
         return prepared.tokens
 
     async def detokenize(self, tokens: list[int]) -> str:
@@ -279,6 +291,12 @@ class Scheduled(LlmEngine, TextService):
 
     def _died(self, reason: str) -> None:
         self._dead = reason
+
+    def _hangs(self, reason: str) -> None:
+        logger.critical("model %s hangs: %s", self.name, reason)
+        self._dead = f"hung: {reason}"
+        if self._steps is not None:
+            self._steps.give_up(EngineFailedError("The model stopped working."))
 
     def _check_running(self) -> StepLoop:
         if self._dead is not None:
@@ -321,34 +339,7 @@ class Scheduled(LlmEngine, TextService):
             if not 0 <= token < size:
                 raise InvalidRequestError(f"{param} has token id {token}; ids go from 0 to {size - 1}.", param=param)
 
-    def _prepare(self, requests: Sequence[GenerateRequest]) -> list[_Prepared]:
-        """Tokenize, equal inputs once. In a text thread."""
-        done: list[tuple[Input, _Prepared]] = []
-        prepared = []
-        for request in requests:
-            found = next((each for input, each in done if input == request.input), None)
-            if found is None:
-                found = self._encode(request)
-                done.append((request.input, found))
-            prepared.append(found)
-        return prepared
-
-    def _encode(self, request: GenerateRequest) -> _Prepared:
-        match request.input:
-            case ChatInput() as chat:
-                tokens = self._pipeline.encode_chat(chat, tools=request.tools)
-                param = "messages"
-            case TextInput(text):
-                tokens = self._pipeline.encode_text(text)
-                param = "prompt"
-            case TokenInput(ids):
-                tokens = list(ids)
-                param = "prompt"
-        if not tokens:
-            raise InvalidRequestError("The prompt is empty: it has no tokens.", param=param)
-        return _Prepared(tokens, self._pipeline.prompt_in_reasoning(tokens))
-
-    def _jobs(self, requests: Sequence[GenerateRequest], prepared: Sequence[_Prepared]) -> list[Job]:
+    def _jobs(self, requests: Sequence[GenerateRequest], prepared: Sequence[PreparedPrompt]) -> list[Job]:
         """One seed for all choices of a prompt, whose numbers tell them apart, and another for the next prompt."""
         jobs: list[Job] = []
         for request, each in zip(requests, prepared, strict=True):
@@ -357,7 +348,7 @@ class Scheduled(LlmEngine, TextService):
             jobs.append(self._job(request, each, drawn))
         return jobs
 
-    def _job(self, request: GenerateRequest, prepared: _Prepared, drawn: int) -> Job:
+    def _job(self, request: GenerateRequest, prepared: PreparedPrompt, drawn: int) -> Job:
         params = request.params
         room = self._max_context - len(prepared.tokens)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

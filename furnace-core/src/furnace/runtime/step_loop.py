@@ -16,6 +16,7 @@ from furnace.contracts import (
     BatchStepModel,
     Chunk,
     ChunkKind,
+    EngineError,
     EngineFailedError,
     EngineUnavailableError,
     Failed,
@@ -32,6 +33,7 @@ from furnace.runtime.jobs import Jobs
 from furnace.runtime.logits import read_rows
 from furnace.runtime.open_states import OpenStates
 from furnace.runtime.picker import Picker
+from furnace.runtime.plain_model import PlainModel
 from furnace.scheduler import Plan, PlannedChunk, SchedulerState
 
 __all__ = ["StepLoop"]
@@ -89,6 +91,15 @@ class StepLoop:
         if self._ended:
             # The thread may or may not have seen this one; whoever finds it in the queue ends it.
             self._refuse_rest()
+
+    def give_up(self, error: EngineError) -> None:
+        """The thread hangs inside the model: every job gets its last event without it. From any thread.
+
+        Should the thread come back it ends, and what it still says goes to nobody.
+        """
+        self._closing = self._ended = True
+        self._jobs.tell_all(error)
+        self._refuse_rest()
 
     def stats(self) -> SchedulerStats:
         """A snapshot. From any thread; its numbers may be of neighbouring steps."""
@@ -226,7 +237,8 @@ class StepLoop:
     def _run_model(self, chunks: list[Chunk]) -> object:
         stats = self._jobs.stats
         began = self._clock()
-        self._heartbeat.begin(sum(len(chunk.tokens) for chunk in chunks))
+        plain = self._model if isinstance(self._model, PlainModel) else None
+        self._heartbeat.begin(plain.work(chunks) if plain else sum(len(chunk.tokens) for chunk in chunks))
         try:
             return self._model.step(chunks)
         finally:
