@@ -16,6 +16,7 @@ __all__ = ["cli", "main"]
 SUMMARIES = {
     "bench": "Put load on an OpenAI endpoint and time its streams.",
     "engines": "List the installed engines.",
+    "replay": "Run a record of the scheduler again.",
     "serve": "Serve models on the OpenAI API.",
 }
 

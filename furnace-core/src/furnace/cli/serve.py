@@ -92,6 +92,13 @@ _POSITIVE = click.IntRange(min=1)
     metavar="SECONDS",
     help="A model step that takes longer is a hang: its process is started again.",
 )
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write what the scheduler does, without any text; `furnace replay` runs it again.",
+)
+@click.option("--record-tokens", is_flag=True, help="Put the token ids of prompts and outputs in the record too.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="What to log.")
 @click.option(
     "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="json: one object a line."
@@ -110,7 +117,9 @@ def command(
     """
     specs = assign_options([EngineSpec.parse(text) for text in engines], assignments)
     template = None if chat_template is None else _read_template(chat_template)
-    serve(ServeConfig(engines=specs, chat_template=template, **settings))
+    record: Path | None = settings.pop("record")
+    path = None if record is None else str(record)
+    serve(ServeConfig(engines=specs, chat_template=template, record=path, **settings))
 
 
 def serve(config: ServeConfig) -> None:
@@ -164,7 +173,13 @@ def _report(progress: LoadProgress, label: str, stage: str, done: int, total: in
 
 
 def _load(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
-    return load_engine(spec, context=config.context(report), scheduler=config.scheduler)
+    engine = load_engine(spec, context=config.context(report), scheduler=config.scheduler)
+    path = config.record_of(spec)
+    if path is not None:
+        from furnace.runtime.recorder import record_engine
+
+        record_engine(engine, path, tokens=config.record_tokens)
+    return engine
 
 
 def _process(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
@@ -176,6 +191,8 @@ def _process(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngi
         scheduler=config.scheduler,
         log_level=config.log_level,
         log_format=config.log_format,
+        record=config.record_of(spec),
+        record_tokens=config.record_tokens,
     )
     return ProcessEngine(launch, progress=report, step_seconds=config.step_timeout)
 

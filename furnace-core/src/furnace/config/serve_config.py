@@ -53,6 +53,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_body: largest request body in bytes.
         in_process: run the models in the HTTP process instead of one process each.
         step_timeout: seconds after which a model step is a hang.
+        record: a file for what the scheduler does.
+        record_tokens: put token ids in it too.
         log_level: one of ``LOG_LEVELS``.
         log_format: one of ``LOG_FORMATS``.
     """
@@ -73,6 +75,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_body: int | None = None
     in_process: bool = False
     step_timeout: float = 60.0
+    record: str | None = None
+    record_tokens: bool = False
     log_level: str = "info"
     log_format: str = "text"
 
@@ -109,6 +113,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             prefix_cache=self.prefix_cache,
             speculation=self.speculation,
         )
+
+    def record_of(self, spec: EngineSpec) -> str | None:
+        """Where the scheduler of one engine is recorded: with several, each has a file of its own."""
+        if self.record is None or len(self.engines) == 1:
+            return self.record
+        return f"{self.record}.{self.engines.index(spec)}"
 
     def context(self, progress: Progress = no_progress) -> EngineContext:
         """What each engine is told."""

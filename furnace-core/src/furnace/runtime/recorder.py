@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from os import PathLike
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from furnace.contracts import UnsupportedError
 from furnace.runtime.record import (
     Accepted,
     Added,
@@ -33,7 +35,7 @@ from furnace.runtime.record import (
 )
 from furnace.scheduler import Plan, PlannedChunk, Reuse, SchedulerState, Sequence
 
-__all__ = ["RecordedState", "Recorder"]
+__all__ = ["RecordedState", "Recorder", "record_engine"]
 
 logger = logging.getLogger("furnace.runtime")
 
@@ -95,6 +97,31 @@ class Recorder:
                 except OSError as error:
                     logger.error("recording ends here: %s", error)
                     return
+
+
+@runtime_checkable
+class Recordable(Protocol):
+    """An engine that furnace schedules."""
+
+    def record(self, recorder: Recorder) -> None:
+        """Write there all that the scheduler does."""
+
+
+def record_engine(engine: object, path: str | PathLike[str], *, tokens: bool = False) -> None:
+    """Have an engine's scheduler write a record, before it starts.
+
+    Args:
+        engine: any.
+        path: made, or replaced.
+        tokens: write token ids too.
+
+    Raises:
+        UnsupportedError: the engine has a scheduler of its own.
+        OSError: the file can't be made.
+    """
+    if not isinstance(engine, Recordable):
+        raise UnsupportedError("this engine has a scheduler of its own: there is nothing to record", param="record")
+    engine.record(Recorder(path, tokens=tokens))
 
 
 class RecordedState(SchedulerState):

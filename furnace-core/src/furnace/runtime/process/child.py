@@ -38,6 +38,7 @@ from furnace.plugins import load_engine
 from furnace.plugins.errors import describe
 from furnace.runtime.heartbeat import SharedHeartbeat
 from furnace.runtime.process import frames
+from furnace.runtime.recorder import record_engine
 from furnace.telemetry.logs import set_up_logging
 
 __all__ = ["main"]
@@ -116,6 +117,8 @@ class EngineServer(asyncio.Protocol):
             **({} if launch.cache_dir is None else {"cache_dir": Path(launch.cache_dir)}),
         )
         engine = await asyncio.to_thread(load_engine, launch.spec, context=context, scheduler=launch.scheduler)
+        if launch.record is not None:
+            record_engine(engine, launch.record, tokens=launch.record_tokens)
         watched = getattr(engine, "show_heartbeat", None)
         if watched is not None:
             watched(self._heartbeat)

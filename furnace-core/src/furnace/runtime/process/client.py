@@ -7,6 +7,8 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from furnace.contracts import (
     Capabilities,
     EngineFailedError,
@@ -198,7 +200,7 @@ class ProcessEngine(LlmEngine, TextService):
         self._handshake = loop.create_future()
         process = EngineProcess(self._on_message, self._on_end)
         try:
-            await process.start(self._launch)
+            await process.start(self._next_launch())
         except BaseException:
             process.heartbeat.close()
             raise
@@ -215,6 +217,13 @@ class ProcessEngine(LlmEngine, TextService):
         if self._step_seconds is not None:
             watchdog = Watchdog(process.heartbeat, self._on_hang, seconds=self._step_seconds)
             self._watching = loop.create_task(watchdog.run())
+
+    def _next_launch(self) -> frames.Launch:
+        """The launch; a later life must not write over the record of how the one before it ended."""
+        launch = self._launch
+        if launch.record is None or not self.restarts:
+            return launch
+        return msgspec.structs.replace(launch, record=f"{launch.record}.{self.restarts}")
 
     def _on_message(self, message: frames.FromEngine) -> None:
         match message:

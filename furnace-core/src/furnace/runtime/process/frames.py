@@ -58,6 +58,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         scheduler: bounds for an engine that furnace schedules.
         log_level: what the engine process logs to stderr.
         log_format: how: ``text`` or ``json``.
+        record: a file for what the scheduler does, or None.
+        record_tokens: put token ids in it too.
     """
 
     spec: EngineSpec
@@ -70,6 +72,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     log_level: str = "info"
     log_format: str = "text"
+    record: str | None = None
+    record_tokens: bool = False
 
     @classmethod
     def of(
@@ -80,6 +84,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         scheduler: SchedulerConfig | None = None,
         log_level: str = "info",
         log_format: str = "text",
+        record: str | None = None,
+        record_tokens: bool = False,
     ) -> Launch:
         """A launch with everything of a context that can cross to another process.
 
@@ -97,6 +103,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             scheduler=scheduler or SchedulerConfig(),
             log_level=log_level,
             log_format=log_format,
+            record=record,
+            record_tokens=record_tokens,
         )
 
 
