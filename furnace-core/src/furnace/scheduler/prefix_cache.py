@@ -159,13 +159,17 @@ class PrefixCache:
         # Without output of its own it needs the logits of its last prompt token.
         limit = self._on_grid(len(sequence.prompt) - (not sequence.generated))
         best, coming = Source(-1, 0), 0
+        # Of several the first one, here and below: the order of the index depends on what follows the prefixes, of
+        # which a record shows no more than the grid.
+        whole: int | None = None
+        whole_comes = False
         for owner, common in self._index.matches(sequence.salt, sequence.prompt):
             other = self._running.get(owner)
             if other is not None and not sequence.generated and other.asks_the_same(sequence):
                 if owner in self.rows:
-                    return Match(Source(owner, len(sequence.prompt), whole=True))
-                if other.prefilling and not other.generated and not other.suspect and sequence.order < 0:
-                    return Match(coming=True)
+                    whole = owner if whole is None else min(whole, owner)
+                elif other.prefilling and not other.generated and not other.suspect and sequence.order < 0:
+                    whole_comes = True
             reachable = min(self._on_grid(common), limit)
             if not self._parts or reachable < max(best.length, 1):
                 if common < len(sequence.prompt):
@@ -174,10 +178,11 @@ class PrefixCache:
             if other is not None and other.prefilling and not other.suspect:
                 coming = max(coming, reachable)
             length = min(reachable, self._available(owner))
-            # Of several the first one, whatever follows behind the prefix: a record shows no more than the grid.
             if length > best.length or (length == best.length and owner < best.owner):
                 best = self._source(owner, length)
-        if coming - best.length >= LEAST_REUSE and sequence.order < 0:
+        if whole is not None:
+            return Match(Source(whole, len(sequence.prompt), whole=True))
+        if whole_comes or (coming - best.length >= LEAST_REUSE and sequence.order < 0):
             return Match(coming=True)
         return Match(best if best.length >= LEAST_REUSE else None)
 
