@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from furnace import Server
+from furnace.server import Bounds
+from furnace_mock import StepGate
 
 if TYPE_CHECKING:
     from furnace_mock.pytest_plugin import MakeMock
@@ -107,4 +109,25 @@ def test_a_full_queue_answers_the_excess_and_everybody_is_served_after_retrying(
                 assert answers[number] == f"n{number}"
 
     with Server(port=0).llm(mock.engine).background() as server:
+        asyncio.run(test(server))
+
+
+def test_more_requests_at_once_than_the_server_may_answer_are_refused_until_one_is_done(mock_engine: MakeMock) -> None:
+    gate = StepGate()
+    mock = mock_engine("lorem", gate=gate)
+
+    async def test(server: Server) -> None:
+        async with client_of(server) as client:
+            first = asyncio.create_task(streamed(client, "lorem", "one", max_tokens=3))
+            await asyncio.to_thread(gate.wait_for_arrival, 1)
+            with pytest.raises(openai.InternalServerError) as refused:
+                await streamed(client, "lorem", "two", max_tokens=3)
+            assert refused.value.status_code == 503
+            assert refused.value.code == "engine_busy"
+            assert refused.value.response.headers["retry-after"] == "1"
+            gate.open()
+            assert await first
+            assert await streamed(client, "lorem", "three", max_tokens=3)
+
+    with Server(port=0, bounds=Bounds(max_requests=1)).llm(mock.engine).background() as server:
         asyncio.run(test(server))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from furnace.cli.progress import LoadProgress
 from furnace.cli.state import debug_option
@@ -79,6 +80,18 @@ _POSITIVE = click.IntRange(min=1)
     metavar="TOKENS",
     help="Guess up to so many tokens from what was said before.  [default: off]",
 )
+@click.option(
+    "--max-concurrent-requests",
+    type=_POSITIVE,
+    metavar="REQUESTS",
+    help="Most requests that are answered at once, over all models.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long running requests may go on after SIGTERM or Ctrl-C.",
+)
 @click.option("--threads", type=_POSITIVE, help="Compute threads of each model.  [default: cores / models]")
 @click.option("--max-body", type=_POSITIVE, metavar="BYTES", help="Largest request body.")
 @click.option(
@@ -134,7 +147,12 @@ def serve(config: ServeConfig) -> None:
     from furnace.server import Bounds, Server
 
     set_up_logging(config.log_level, config.log_format)
-    bounds = Bounds() if config.max_body is None else Bounds(max_body=config.max_body)
+    set_bounds = {
+        "max_body": config.max_body,
+        "max_requests": config.max_concurrent_requests,
+        "drain_seconds": config.drain_timeout,
+    }
+    bounds = msgspec.convert({name: value for name, value in set_bounds.items() if value is not None}, Bounds)
     ready = False
 
     def on_ready(url: str) -> None:

@@ -29,6 +29,7 @@ _COUNTS = (
     "max_running",
     "speculation",
     "threads",
+    "max_concurrent_requests",
     "max_body",
 )
 
@@ -50,6 +51,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         prefix_cache: reuse common beginnings of prompts.
         speculation: most tokens to guess at once.
         threads: compute threads of each engine; default: the usable cores, shared out.
+        max_concurrent_requests: most requests that are answered at once.
+        drain_timeout: seconds that running requests may go on after a signal.
         max_body: largest request body in bytes.
         in_process: run the models in the HTTP process instead of one process each.
         step_timeout: seconds after which a model step is a hang.
@@ -72,6 +75,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefix_cache: bool | None = None
     speculation: int | None = None
     threads: int | None = None
+    max_concurrent_requests: int | None = None
+    drain_timeout: float | None = None
     max_body: int | None = None
     in_process: bool = False
     step_timeout: float = 60.0

@@ -11,6 +11,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Limits of requests and connections; sizes in bytes, times in seconds.
 
     Attributes:
+        max_requests: most requests for text that are answered at once, over all models; one more is a 503. None for
+            no limit but those of the models' queues.
         max_body: largest request body; more is a 413 before it is read. The default holds a prompt of about a million
             tokens and takes less than 50 ms to decode.
         max_header_bytes: largest request line and headers together; more is a 431.
@@ -24,6 +26,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         send_buffer: the kernel's send buffer of a connection: what a client that does not read costs.
     """
 
+    max_requests: int | None = None
     max_body: int = 4 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     max_headers: int = 100

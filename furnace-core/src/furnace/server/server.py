@@ -69,7 +69,7 @@ class Server:
         self._bounds = bounds or Bounds()
         self._loop_name = loop
         self._engines = Engines()
-        self._traffic = Traffic(self._engines.drain)
+        self._traffic = Traffic(self._engines.drain, self._bounds.max_requests)
         self._url: str | None = None
         services = Services(self._engines, self._traffic, self._bounds, Telemetry(tracer_provider))
         self._app = Gate(build_app(services), self._bounds, self._lifespan)

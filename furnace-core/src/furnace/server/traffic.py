@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from furnace.contracts import EngineUnavailableError
+from furnace.contracts import EngineBusyError, EngineUnavailableError
 
 __all__ = ["Stoppable", "Traffic", "shutting_down"]
 
@@ -35,9 +35,11 @@ class Traffic:
 
     Args:
         on_drain: called when the drain begins.
+        most: how many answers there may be at once, or None.
     """
 
-    def __init__(self, on_drain: Callable[[], None]) -> None:
+    def __init__(self, on_drain: Callable[[], None], most: int | None = None) -> None:
+        self._most = most
         self.draining = False
         self._on_drain = on_drain
         self._running: set[Stoppable] = set()
@@ -49,9 +51,15 @@ class Traffic:
 
         Raises:
             EngineUnavailableError: the server is stopping.
+            EngineBusyError: there are as many answers as there may be.
         """
         if self.draining:
             raise shutting_down()
+        if self._most is not None and len(self._running) >= self._most:
+            raise EngineBusyError(
+                f"The server answers {self._most} requests at once, and so many are running. Try again later.",
+                retry_after=1,
+            )
         self._running.add(answer)
 
     def leave(self, answer: Stoppable) -> None:
