@@ -104,12 +104,12 @@ class Prompts:
         self._prompt = prompt
         self._output = output
         self._seed = seed
-        self._prefix = _words(random.Random(f"{seed}/prefix"), scale.prefix_words(shared_prefix))  # noqa: S311
+        self._prefix = _words(random.Random(f"{seed}/prefix"), scale.prefix_words(shared_prefix))
 
     @staticmethod
     def of_words(count: int, *, seed: int) -> str:
         """A text of so many different words, at most all that there are."""
-        return " ".join(random.Random(f"{seed}/text").sample(WORDS, count))  # noqa: S311
+        return " ".join(random.Random(f"{seed}/text").sample(WORDS, count))
 
     def request(self, place: str, index: int) -> Request:
         """One request.
@@ -118,7 +118,7 @@ class Prompts:
             place: the part of the benchmark; other places have other prompts.
             index: which one there.
         """
-        rng = random.Random(f"{self._seed}/{place}/{index}")  # noqa: S311 -- a prompt is no secret
+        rng = random.Random(f"{self._seed}/{place}/{index}")
         words = self._scale.words(self._prompt.draw(rng)) - len(self._prefix)
         return Request(" ".join(self._prefix + _words(rng, words)), self._output.draw(rng))
 

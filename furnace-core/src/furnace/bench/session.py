@@ -161,7 +161,7 @@ class _Session:
         send = _sender(side.client, prompts, f"{load}/warm-up")
         limit = Limit(requests, None, self._clock)
         warm = ClosedLoop(min(clients, requests))
-        await drive(warm, send, limit, random.Random(0), self._clock, Measured(), self._observer.advance)  # noqa: S311
+        await drive(warm, send, limit, random.Random(0), self._clock, Measured(), self._observer.advance)
 
     async def _measure_round(self, side: _Side, load: Load, round_: int, prompts: Prompts) -> None:
         plan = self._plan
@@ -174,7 +174,7 @@ class _Session:
             load,
             _sender(side.client, prompts, place),
             Limit(plan.requests, plan.duration, self._clock),
-            random.Random(f"{plan.seed}/{place}/arrivals"),  # noqa: S311
+            random.Random(f"{plan.seed}/{place}/arrivals"),
             self._clock,
             measured,
             self._observer.advance,

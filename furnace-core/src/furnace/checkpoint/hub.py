@@ -147,7 +147,7 @@ def _progress_bar() -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             if not sys.stderr.isatty():
                 kwargs["disable"] = True
-            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call] # tqdm has no types
 
     return TerminalBar
 

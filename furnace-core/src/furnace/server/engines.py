@@ -228,7 +228,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         if future.cancelled():
             return
         if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
+            future.set_result(result)  # type: ignore[arg-type] # without an error there is a result
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:  # an exit, an interrupt, or what a future can't carry

@@ -55,7 +55,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.started = time.perf_counter()
-        self.method: str = scope["method"]  # type: ignore[typeddict-item]
+        self.method: str = scope["method"]  # type: ignore[typeddict-item] # only HTTP scopes come here
         self.path = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         client = scope.get("client")
@@ -75,7 +75,7 @@ class Exchange:
     @classmethod
     def of(cls, scope: Scope) -> Exchange:
         """The exchange that a scope belongs to."""
-        exchange: Exchange = scope[_KEY]  # type: ignore[literal-required]
+        exchange: Exchange = scope[_KEY]  # type: ignore[literal-required] # a key of ours
         return exchange
 
     def attach(self, scope: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ class Listener(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=bounds.idle_seconds,  # type: ignore[arg-type]
+            timeout_keep_alive=bounds.idle_seconds,  # type: ignore[arg-type] # floats work too
             timeout_graceful_shutdown=LAST_SECONDS,
         )
         config.bounds = bounds

@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded: int | None = None  # bytes thrown away, once nothing is read any more
         self._deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Start waiting for a request."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
@@ -120,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
             self._refuse(ApiError(400, "The request must have one Host header."))
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # ours, not ASGI's
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
