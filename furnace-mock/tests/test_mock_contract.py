@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -28,9 +29,13 @@ PREFILL, DECODE = ChunkKind.PREFILL, ChunkKind.DECODE
 NONE, LAST, ALL = Output.NONE, Output.LAST, Output.ALL
 
 
-def make_behaviour(name: str = "lorem", sleep: Callable[[float], None] | None = None, **options: Any) -> Behaviour:
-    arguments: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
-    return Behaviour(name, MockOptions(**options), vocab_size=VOCAB_SIZE, **arguments)
+def make_behaviour(
+    name: str = "lorem",
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> Behaviour:
+    return Behaviour(name, MockOptions(**options), vocab_size=VOCAB_SIZE, sleep=sleep, clock=clock)
 
 
 def make_model(name: str = "lorem", **options: Any) -> MockModel:
@@ -332,6 +337,36 @@ def test_delays_go_to_the_given_sleep_by_prompt_token_and_by_step() -> None:
     model.step([Chunk(state, [1, 2, 3], 0, PREFILL, LAST)])
     model.step([Chunk(state, [1], 3, DECODE, LAST)])
     assert slept == [1.75, 1.0]
+
+
+def test_steps_one_after_the_other_keep_their_rate_whatever_happens_between_them() -> None:
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.125  # longer than asked for, as sleeping is
+
+    behaviour = make_behaviour(sleep=sleep, clock=lambda: now, step_delay=1.0)
+    ends = []
+    for _ in range(50):
+        behaviour.delay(0)
+        ends.append(now)
+        now += 0.25  # of the scheduler
+    assert ends == [101.125 + step for step in range(50)]
+
+
+def test_a_step_after_a_pause_takes_its_whole_time() -> None:
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    behaviour = make_behaviour(sleep=sleep, clock=lambda: now, step_delay=1.0)
+    behaviour.delay(0)
+    now = 102.5
+    behaviour.delay(0)
+    assert now == 103.5
 
 
 def test_a_gate_lets_as_many_steps_pass_as_it_was_told() -> None:

@@ -188,7 +188,9 @@ def test_leaving_a_call_that_is_not_streamed_frees_everything_and_leaves_no_erro
     mock.engine.configure(SchedulerConfig(prefix_cache=False))
     with Server(port=0).llm(mock.engine).background() as server:
         body = json.dumps(chat("lorem", max_tokens=2000)).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
             connection.sendall(f"{head}\r\n\r\n".encode() + body)
             gate.wait_for_arrival(1)
@@ -324,7 +326,7 @@ def test_base64_of_a_tensor_is_no_prompt(mock_engine: MakeMock) -> None:
 def test_a_killed_engine_process_ends_every_stream_with_an_error_and_readiness_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spec = "mock:lorem?max_context=1000000&max_sequences=9&step_delay=0.001"
+    spec = "mock:lorem?max_context=1000000&max_sequences=10&step_delay=0.001"
     engine = ProcessEngine(Launch.of(spec, default_context()), restart_seconds=(3600.0,))
 
     async def stream(client: httpx.AsyncClient, ready: asyncio.Event) -> str:
@@ -342,6 +344,8 @@ def test_a_killed_engine_process_ends_every_stream_with_an_error_and_readiness_s
             streams = [asyncio.create_task(stream(client, ready)) for ready in started]
             for ready in started:
                 await ready.wait()
+            whole = asyncio.create_task(client.post(CHAT, json=chat("lorem")))
+            await asyncio.to_thread(until, lambda: bool((now := engine.stats()) and now.running == 10), "ten run")
             waiting = asyncio.create_task(client.post(CHAT, json=chat("lorem", stream=True)))
             await asyncio.to_thread(until, lambda: bool((now := engine.stats()) and now.waiting), "one waits")
             assert (await client.get("/readyz")).status_code == 200
@@ -353,18 +357,23 @@ def test_a_killed_engine_process_ends_every_stream_with_an_error_and_readiness_s
                 assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_failed"
                 assert "[DONE]" not in text
                 assert '"finish_reason":"' not in text
+            # Sent once more it might kill the process once more.
+            assert (await whole).status_code == 500
+            assert (await whole).headers["x-should-retry"] == "false"
             refused = [await waiting, await client.post(CHAT, json=chat("lorem"))]
             for answer in refused:
                 assert answer.status_code == 503
+                assert "x-should-retry" not in answer.headers
                 assert answer.json()["error"]["code"] == "engine_unavailable"
                 assert 0 < int(answer.headers["retry-after"]) <= 120
             assert (await client.get("/readyz")).status_code == 503
             assert (await client.get("/readyz/lorem")).status_code == 503
             assert (await client.get("/healthz")).status_code == 200
+            assert 'furnace_engine_restarts_total{model_name="lorem"} 1.0' in (await client.get("/metrics")).text
 
     with Server(port=0).llm(engine, name="lorem").background() as server:
         asyncio.run(test(server))
         assert engine.restarts == 1
         metrics = server.metrics("lorem")
-        assert (metrics.running, metrics.finished.error) == (0, 10)
+        assert (metrics.running, metrics.finished.error) == (0, 11)
     assert any("SIGKILL" in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR)

@@ -63,6 +63,25 @@ def test_32_streams_at_once_equal_their_solo_runs_token_by_token(engine: LlmEngi
     asyncio.run(test())
 
 
+def test_a_prompt_gets_the_same_text_alone_and_beside_one_to_seven_others() -> None:
+    prompt = [Message("user", "Tell me a story about a blue stone.")]
+    request = GenerateRequest.chat(prompt, SamplingParams.greedy(max_tokens=32))
+
+    async def test() -> None:
+        engine = load_engine("torch:tiny-lm")
+        await engine.start()
+        try:
+            alone = await tokens(await engine.generate(request))
+            for others in range(1, 8):
+                generations = await engine.generate_many([*requests()[:others], request])
+                *_, beside = await asyncio.gather(*map(tokens, generations))
+                assert beside == alone
+        finally:
+            await engine.aclose()
+
+    asyncio.run(test())
+
+
 def test_32_streams_over_http_equal_their_solo_answers() -> None:
     async def stream(client: openai.AsyncOpenAI, number: int) -> str:
         text = ""

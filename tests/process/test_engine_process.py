@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from furnace.contracts import (
     ChatInput,
     EngineBusyError,
+    EngineError,
     EngineUnavailableError,
     Event,
     Failed,
@@ -121,6 +123,31 @@ def test_a_full_queue_is_busy_with_a_time_to_wait() -> None:
     run(test())
 
 
+def test_what_a_full_queue_can_not_take_is_refused_without_asking_the_engine_process() -> None:
+    async def test() -> None:
+        spec = "mock:lorem?max_sequences=1&max_context=100000&step_delay=0.001"
+        async with started(engine_of(spec, scheduler=SchedulerConfig(max_queue=2))) as engine:
+            running = await engine.generate(ask("x"))
+            assert isinstance((await running.batch())[0], Started)
+            waiting = [await engine.generate(ask("x")) for _ in range(2)]
+            os.kill(engine.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(EngineBusyError) as busy:
+                    await asyncio.wait_for(engine.generate(ask("x")), 30)
+            finally:
+                os.kill(engine.pid, signal.SIGCONT)
+            assert busy.value.retry_after is not None
+            with pytest.raises(InvalidRequestError, match="never fit"):
+                await engine.generate_many([ask("x")] * 3)
+            # A place is free again when one leaves the queue, whether it starts or not.
+            await waiting[0].aclose()
+            await running.aclose()
+            assert isinstance((await waiting[1].batch())[0], Started)
+            await asyncio.gather(*(engine.generate(ask("x")) for _ in range(2)))
+
+    run(test())
+
+
 def test_tokenizing_happens_in_the_engine_process() -> None:
     async def test() -> None:
         async with started(engine_of("mock:echo")) as engine:
@@ -197,7 +224,7 @@ def test_a_killed_process_ends_its_requests_and_comes_back() -> None:
             with pytest.raises(EngineUnavailableError):
                 await engine.generate(ask("z"))
             await until(lambda: engine.health().state is HealthState.READY)
-            assert engine.restarts == 1
+            assert engine.restarts == engine.health().restarts == 1
             assert not alive(pid)
             generation = await engine.generate(ask("x"))
             assert isinstance((await generation.batch())[0], Started)
@@ -218,6 +245,31 @@ def test_a_process_that_exits_by_itself_is_reported_with_its_exit_code() -> None
     run(test())
 
 
+@pytest.mark.parametrize("fail_at", [0, 1])
+def test_a_request_that_kills_the_process_at_once_ran_and_those_behind_it_waited(
+    fail_at: int,
+) -> None:
+    async def test() -> None:
+        # The process may be gone before it could say that it took the request, or began with it.
+        spec = f"mock:script?text=a|b&fail_at={fail_at}&fail_kind=exit&max_sequences=1"
+        engine = engine_of(spec, restart_seconds=(60.0,))
+
+        async def code_of(id: str) -> str:
+            try:
+                generation = await engine.generate(msgspec.structs.replace(ask("x"), id=id))
+                events = [event async for event in generation]
+            except EngineError as refused:
+                return refused.code
+            assert isinstance(events[-1], Failed)
+            return events[-1].error.code
+
+        async with started(engine):
+            codes = await asyncio.gather(*[code_of(f"request {n}") for n in range(3)])
+            assert sorted(codes) == ["engine_failed", "engine_unavailable", "engine_unavailable"]
+
+    run(test())
+
+
 def test_a_hung_step_is_found_killed_and_said_but_a_step_that_moves_is_not() -> None:
     async def test() -> None:
         engine = engine_of("mock:script?text=a|b&hang_at=1&fault_on=hang", step_seconds=0.3, restart_seconds=(0.0,))
@@ -228,6 +280,7 @@ def test_a_hung_step_is_found_killed_and_said_but_a_step_that_moves_is_not() -> 
             assert isinstance(events[-1], Failed)
             await until(lambda: engine.restarts == 1)
             await until(lambda: engine.health().state is HealthState.READY)
+            assert said([event async for event in await engine.generate(ask("x"))]) == "ab"
 
     run(test())
 

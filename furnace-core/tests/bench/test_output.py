@@ -60,9 +60,9 @@ def report(a: Measured, b: Measured | None = None, **changes: object) -> Report:
     return msgspec.structs.replace(whole, **changes)
 
 
-def printed(shown: Report) -> str:
+def printed(shown: Report, width: int = 200) -> str:
     out = io.StringIO()
-    print_report(shown, Console(file=out, width=200))
+    print_report(shown, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -87,6 +87,15 @@ def test_the_comparison_has_both_medians_their_ratio_and_its_spread() -> None:
 
     assert ["8", "clients", "TTFT", "ms", "500.00", "1000.00", "0.500", "2", "0.500", "0.500", "0.500"] in rows(text)
     assert ["8", "clients", "output", "tok/s", "3.00", "1.50", "2.000", "2", "2.000", "2.000", "2.000"] in rows(text)
+
+
+def test_tables_fit_a_common_terminal_and_lose_no_digit_in_a_narrower_one() -> None:
+    tables = report(measured(0.25), measured(0.5))
+
+    assert max(map(len, printed(tables, 80).splitlines())) <= 80
+    assert [row for row in rows(printed(tables, 40)) if row[:1] in (["A"], ["8"])] == [
+        row for row in rows(printed(tables)) if row[:1] in (["A"], ["8"])
+    ]
 
 
 def test_what_makes_numbers_less_than_they_look_is_said() -> None:

@@ -104,7 +104,7 @@ def test_an_open_address_without_keys_is_a_warning(command: Any, url_of: UrlOf) 
         ([], "no engine to serve"),
         (["-e", "tiny-lm"], "write SCHEME:MODEL"),
         (["-e", "acme:"], "names no model"),
-        (["-e", "openvino:tiny-lm"], "pip install furnace-openvino"),
+        (["-e", "absent:tiny-lm"], "perhaps its package is named furnace-absent"),
         (["-e", "acme:demo?sze=3"], "did you mean 'size'?"),
         (["-e", "acme:demo", "-o", "size=big"], "option size is int, not 'big'"),
         (["-e", "acme:demo", "-o", "size"], "write KEY=VALUE"),

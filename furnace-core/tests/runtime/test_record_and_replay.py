@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from furnace.contracts import GenerateRequest, Generation, InvalidRequestError, SamplingParams, TextInput
-from furnace.runtime import Scheduled
+from furnace.contracts import GenerateRequest, Generation, InvalidRequestError, SamplingParams, Text, TextInput
+from furnace.runtime import Scheduled, recorder
+from furnace.runtime.record import Ended, Record
 from furnace.runtime.recorder import Recorder
 from furnace.runtime.replay import replay
 from furnace.scheduler import Plan, SchedulerConfig, SchedulerState
@@ -30,6 +34,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 async def drain(generation: Generation) -> None:
     async for _ in generation:
         pass
+
+
+async def said(generation: Generation) -> str:
+    return "".join([event.text async for event in generation if isinstance(event, Text)])
 
 
 async def served(make: MakeMock, path: Path, model: str, *, seed: int = 0, tokens: bool = False, **options: Any) -> Any:
@@ -156,9 +164,110 @@ def test_a_file_that_ends_in_a_line_is_replayed_as_far_as_it_goes(mock_engine: M
     run(served(mock_engine, path, "lorem"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     report = replay(path)
-    assert report.cut_off
+    assert "middle of a line" in report.cut_off
     assert report.difference is None
     assert report.steps > 0
+
+
+def test_a_file_without_its_last_line_is_said_to_be_cut_off(mock_engine: MakeMock, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run(served(mock_engine, path, "lorem"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert replay(path).cut_off == ""
+    path.write_bytes(b"".join(lines[:-1]))
+    report = replay(path)
+    assert "without an end mark" in report.cut_off
+    assert report.difference is None
+
+
+def test_a_recorder_that_falls_behind_ends_with_a_mark_and_never_holds_up_who_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_WAITING", 100)
+    go_on = threading.Event()
+    writing = Recorder(tmp_path / "run.jsonl")
+
+    def slow() -> Record:
+        assert go_on.wait(60)
+        return Ended(-1)
+
+    writing.put(slow)
+    for id in range(10_000):
+        writing.put(lambda id=id: Ended(id))  # type: ignore[misc] # a lambda's default
+    go_on.set()
+    writing.close()
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "run.jsonl").read_bytes().splitlines()]
+    # What was taken is there in order; one may be in the thread's hands beside those that wait.
+    assert [line["id"] for line in lines[:-1]] == list(range(-1, len(lines) - 2))
+    assert 100 <= len(lines) <= 102
+    assert lines[-1]["type"] == "closed"
+    assert "fell behind" in lines[-1]["reason"]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "fell behind" in message
+
+
+def test_a_file_that_takes_nothing_more_changes_no_text_and_its_replay_says_that_it_is_incomplete(
+    mock_engine: MakeMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_WAITING", 50)
+    # A pipe that nobody reads is a disk that does not write.
+    pipe, path = tmp_path / "pipe", tmp_path / "run.jsonl"
+    os.mkfifo(pipe)
+
+    reader = open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - closed with its reading
+    os.set_blocking(reader.fileno(), True)
+
+    def read() -> bytes:
+        with reader:
+            return reader.read()
+
+    async def test() -> None:
+        mock = mock_engine("echo")
+        assert isinstance(mock.engine, Scheduled)
+        mock.engine.record(Recorder(pipe))
+        async with mock:
+            text = "said again in spite of the record " * 20
+            request = GenerateRequest(input=TextInput(text), params=SamplingParams(temperature=0.0))
+            for _ in range(4):
+                assert await said(await mock.engine.generate(request)) == text
+            # Closing the engine waits for the pipe to be read.
+            written = asyncio.create_task(asyncio.to_thread(read))
+        path.write_bytes(await written)
+
+    run(test())
+    report = replay(path)
+    assert "fell behind" in report.cut_off
+    assert report.difference is None
+    assert report.sequences >= 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_ends_the_record_with_one_logged_line_and_nothing_piles_up(
+    mock_engine: MakeMock, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Recorder("/dev/full")
+
+    async def test() -> None:
+        mock = mock_engine("echo")
+        assert isinstance(mock.engine, Scheduled)
+        mock.engine.record(full)
+        async with mock:
+            for _ in range(3):
+                assert await said(await mock.engine.generate(GenerateRequest(input=TextInput("still here")))) != ""
+
+    run(test())
+    assert full.waiting <= 1
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "No space left" in message
+
+
+def test_what_can_not_be_written_down_ends_the_record_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writing = Recorder(tmp_path / "run.jsonl")
+    writing.put(lambda: 1 / 0)  # type: ignore[arg-type, return-value] # a bug of a later version
+    writing.put(lambda: Ended(1))
+    writing.close()
+    assert writing.waiting <= 1
+    assert "division by zero" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "hello\n", '{"type":"ended","id":1}\n'])

@@ -22,7 +22,7 @@ def connect(server: Server) -> socket.socket:
 def request(body: bytes = BODY, *more: str, path: str = "/v1/chat/completions") -> bytes:
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         *more,
@@ -62,11 +62,12 @@ def error_of(answer: bytes) -> dict:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"GET /v1/models HTTP/1.1\nHost: x\n\n",
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n folded: 1\r\nX: \0\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"GET /v1/models HTTP/1.1\nHost: localhost\n\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n folded: 1\r\nX: \0\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
 def test_what_is_not_quite_http_is_a_400_and_the_connection_is_closed(server, raw):
@@ -82,7 +83,7 @@ def test_what_is_not_quite_http_is_a_400_and_the_connection_is_closed(server, ra
 )
 def test_large_or_many_headers_are_a_431(server, head):
     with connect(server) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n")
         answer = read_all(connection)
     assert status_of(answer) == 431
     error_of(answer)
@@ -90,7 +91,7 @@ def test_large_or_many_headers_are_a_431(server, head):
 
 def test_a_long_url_is_a_431(server):
     with connect(server) as connection:
-        connection.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status_of(read_all(connection)) == 431
 
 
@@ -107,7 +108,7 @@ def test_a_large_body_is_a_413_that_the_client_can_read(server):
 def test_expect_continue_is_answered_with_413_before_the_body(server):
     with connect(server) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
         )
         assert status_of(connection.recv(10_000)) == 413
@@ -184,7 +185,7 @@ def test_a_stream_is_chunked_and_ends_cleanly(server, engine):
 
 def test_head_is_get_without_the_body(server):
     with connect(server) as connection:
-        connection.sendall(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = read_all(connection)
     assert status_of(answer) == 200
     assert answer.endswith(b"\r\n\r\n")
@@ -192,7 +193,7 @@ def test_head_is_get_without_the_body(server):
 
 def test_the_server_does_not_say_what_it_is_made_of(server):
     with connect(server) as connection:
-        connection.sendall(b"GET /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /nope HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = read_all(connection).lower()
     assert b"server:" not in answer
     assert b"uvicorn" not in answer
@@ -206,7 +207,7 @@ def hasty():
         yield running
 
 
-@pytest.mark.parametrize("sent", [b"GET", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
+@pytest.mark.parametrize("sent", [b"GET", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n", b"\r\n"])
 def test_headers_that_do_not_arrive_are_a_408(hasty, sent):
     with connect(hasty) as connection:
         connection.sendall(sent)

@@ -132,8 +132,8 @@ def post(server: Server, body: dict) -> socket.socket:
     """Send a chat request over a socket of its own."""
     raw = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    connection.sendall(head.encode() + raw)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
+    connection.sendall(f"{head}\r\n\r\n".encode() + raw)
     return connection
 
 

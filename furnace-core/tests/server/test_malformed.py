@@ -187,6 +187,21 @@ def test_large_hostile_bodies_are_refused_quickly(body):
     Driver(ScriptedEngine()).run(test)
 
 
+@pytest.mark.parametrize("half", [b"\\ud83d", b"a \\udc00 b", b"\xed\xa0\xbd"])
+def test_half_of_a_surrogate_pair_is_a_400_in_every_string(half):
+    async def test(driver):
+        for path, body in zip(PATHS, (chat, completion), strict=True):
+            for field in (b"hi there", b"scripted", b"me", b"unknown"):
+                sent = json.dumps(body(user="me", other="unknown")).encode()
+                reply = await driver.call(path, sent.replace(b'"' + field + b'"', b'"' + half + b'"'))
+                assert reply.status == 400, field
+                assert reply.error["type"] == "invalid_request_error"
+
+    engine = ScriptedEngine()
+    Driver(engine).run(test)
+    assert not engine.requests
+
+
 def test_no_route_tells_anything_about_its_insides():
     async def test(driver):
         for path in (*PATHS, "/v1/models", "/healthz", "/docs"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from asgi_driver import Driver, chat, completion
+from asgi_driver import JSON, Driver, chat, completion
 from scripted_engine import ScriptedEngine
 
 from furnace.server.apis.chat.types import ChatRequest
@@ -85,3 +85,24 @@ def test_the_page_is_plain_html_that_loads_nothing():
     assert "<link" not in text
     anchors = set(re.findall(r"id='(\w+)'", text))
     assert set(re.findall(r"href='#(\w+)'", text)) <= anchors
+
+
+def test_no_other_site_may_read_an_answer():
+    """Cross-origin sharing is off: a browser keeps from a page what no header permits."""
+
+    async def test(driver):
+        origin = (b"origin", b"https://elsewhere.example")
+        for method, path, body in (
+            ("GET", "/v1/models", b""),
+            ("GET", "/docs", b""),
+            ("POST", "/v1/chat/completions", chat()),
+            ("POST", "/v1/chat/completions", chat(stream=True)),
+        ):
+            reply = await driver.call(path, body, method=method, headers=[JSON, origin])
+            assert reply.status == 200
+            assert not [name for name in reply.headers if name.startswith("access-control")]
+        asked = [origin, (b"access-control-request-method", b"POST")]
+        preflight = await driver.call("/v1/chat/completions", method="OPTIONS", headers=asked)
+        assert not [name for name in preflight.headers if name.startswith("access-control")]
+
+    Driver(ScriptedEngine()).run(test)

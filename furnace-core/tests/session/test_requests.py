@@ -59,7 +59,8 @@ def test_an_unknown_parameter_lists_the_known_ones_and_the_nearest() -> None:
         ("stop_token_ids", [10]),
         ("stop_token_ids", ["x"]),
         ("ignore_eos", "no"),
-        ("stop", [""]),
+        ("stop[0]", [""]),
+        ("stop[1]", ["a", "x" * 1001]),
         ("stop", ""),
         ("stop", 3),
         ("stop", ["a", "b", "c"]),
@@ -67,7 +68,7 @@ def test_an_unknown_parameter_lists_the_known_ones_and_the_nearest() -> None:
 )
 def test_a_bad_value_is_refused_and_named(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        build(**{name: value})
+        build(**{name.partition("[")[0]: value})
     assert caught.value.param == name
     assert len(caught.value.message) < 400
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from furnace.contracts import SchedulerStats, Usage
+from furnace.contracts import Health, SchedulerStats, Usage
 from furnace.telemetry import LlmMetrics, Outcome
 from furnace.telemetry.names import DISTRIBUTIONS, FINISHED_REASONS, INSTRUMENTS, exposed_names
 from furnace.telemetry.timeline import Latencies
@@ -63,3 +63,5 @@ def test_the_sources_have_the_fields_that_are_read():
             assert instrument.field in Usage.__struct_fields__
         if instrument.source == "stats":
             assert instrument.field in SchedulerStats.__struct_fields__
+        if instrument.source == "health":
+            assert instrument.field in Health.__struct_fields__

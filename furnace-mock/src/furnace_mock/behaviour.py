@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ class Behaviour:
         script: token ids of ``mock:script``.
         gate: if given, each step waits there first.
         sleep: takes the delays' seconds.
+        clock: seconds, monotonic; tells how much of a delay has passed already.
 
     Attributes:
         contract: with the list of violations.
@@ -44,6 +46,7 @@ class Behaviour:
         script: Sequence[int] = (),
         gate: StepGate | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.options = options
@@ -54,6 +57,8 @@ class Behaviour:
         self.scores = ScoreTable(vocab_size)
         self.steps = 0
         self._sleep = sleep
+        self._clock = clock
+        self._due = -math.inf
         self._make_reply = partial(make_reply, name, options=options, script=script)
 
     def new_sequence(self) -> MockSequence:
@@ -67,10 +72,20 @@ class Behaviour:
             self.gate.enter()
 
     def delay(self, prefilled: int) -> None:
-        """Take the time of a step that prefills so many tokens."""
+        """Take the time of a step that prefills so many tokens.
+
+        A step soon after another is due that long after the other was due: so the time between steps, the mock's own
+        work and sleeping too long do not lower the rate.
+        """
         seconds = self.options.step_delay + self.options.prefill_delay * prefilled
-        if seconds > 0:
-            self._sleep(seconds)
+        if seconds <= 0:
+            return
+        now = self._clock()
+        passed = now - self._due
+        if not 0 <= passed < seconds:
+            passed = 0.0
+        self._due = now - passed + seconds
+        self._sleep(seconds - passed)
 
     def require_tokens(self, tokens: Sequence[int], method: str) -> None:
         """Tokens that a method got are in the vocabulary.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from furnace import Sampler, TextPipeline
@@ -253,18 +253,7 @@ class MockEngine(LlmEngine):
                 raise UnsupportedError(f"The model {self.name} does not support {param}.", param=param)
         if isinstance(request.input, ChatInput) and not self._pipeline.has_chat_template:
             raise UnsupportedError(f"The model {self.name} has no chat template.", param="messages")
-        if request.params.max_tokens is not None and request.params.max_tokens < 1:
-            raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
-        self._check_ids(request.params.stop_token_ids, "stop_token_ids")
-        self._check_ids(request.params.logit_bias, "logit_bias")
-        if isinstance(request.input, TokenInput):
-            self._check_ids(request.input.tokens, "prompt")
-
-    def _check_ids(self, ids: Iterable[int], param: str) -> None:
-        size = self._pipeline.vocab_size
-        for token in ids:
-            if not 0 <= token < size:
-                raise InvalidRequestError(f"{param} has token id {token}; ids go from 0 to {size - 1}.", param=param)
+        request.validate(self.capabilities)
 
     def _check_running(self) -> None:
         if self._health.state is HealthState.DEAD:

@@ -14,7 +14,7 @@ from furnace.bench.summary import Distribution, Summary
 
 __all__ = ["draw", "require_matplotlib"]
 
-COLORS = {"A": "#d1495b", "B": "#30638e"}
+COLORS = {"A": "#30638e", "B": "#d1495b"}
 _RATIOS = {"output_rate": "output tok/s", "ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 
 

@@ -18,6 +18,7 @@ BUSY = 0.8
 # Sent later than this at the median, the requests of an open loop did not arrive as planned.
 LATE = 0.01
 
+_WIDEST = 200
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _COMPARED = {
     "output_rate": "output tok/s",
@@ -35,14 +36,21 @@ def print_report(report: Report, console: Console) -> None:
     for line in _head(report):
         console.print(Text(line))
     if report.measurements:
-        for table in (_throughput(report), _latency(report)):
-            console.print()
-            console.print(table)
+        _print_table(_throughput(report), console)
+        _print_table(_latency(report), console)
     if report.comparisons:
-        console.print()
-        console.print(_comparison(report))
+        _print_table(_comparison(report), console)
     for remark in remarks(report):
         console.print(Text(f"note: {remark}"))
+
+
+def _print_table(table: Table, console: Console) -> None:
+    console.print()
+    narrow = console.width
+    # Wider than the terminal its lines wrap; a column that is made to fit would lose digits.
+    console.width = max(narrow, _WIDEST)
+    console.print(table)
+    console.width = narrow
 
 
 def remarks(report: Report) -> Iterator[str]:
@@ -74,8 +82,8 @@ def _head(report: Report) -> Iterator[str]:
     yield f"{work.endpoint}, {lengths}, seed {work.seed}"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(*columns: str, gap: int = 2) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for column in columns:
         table.add_column(column, justify="left" if column in ("SERVER", "LOAD", "METRIC") else "right", no_wrap=True)
     return table
@@ -89,11 +97,12 @@ def _throughput(report: Report) -> Table:
         "FAILED",
         "SECONDS",
         "REQ/S",
-        "OUTPUT TOK/S",
-        "TOTAL TOK/S",
+        "OUTPUT\nTOK/S",
+        "TOTAL\nTOK/S",
         "PROMPT",
         "CACHED",
         "OUTPUT",
+        gap=1,  # so that it fits into 80 columns
     )
     for measurement in report.measurements:
         summary = measurement.all
@@ -128,7 +137,7 @@ def _latency(report: Report) -> Table:
 
 
 def _comparison(report: Report) -> Table:
-    table = _table("LOAD", "METRIC", "A", "B", "A/B", "ROUNDS", "MEDIAN", "MIN", "MAX")
+    table = _table("LOAD", "METRIC", "A", "B", "A/B", "ROUNDS", "A/B\nMEDIAN", "A/B\nMIN", "A/B\nMAX")
     for comparison in report.comparisons:
         for ratio in comparison.ratios:
             a, b = (

@@ -141,7 +141,7 @@ def _print(report: Report) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 1000  # into a pipe it must not be cut at 80 columns
+        console.width = 1000  # into a pipe notes must not be wrapped at 80 columns
     print_report(report, console)
 
 

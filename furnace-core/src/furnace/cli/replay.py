@@ -26,7 +26,9 @@ def command(file: Path) -> int:
 
     report = replay(file)
     counts = f"{report.steps} steps, {report.sequences} sequences, {report.preemptions} preemptions"
-    click.echo(f"furnace: replayed {counts}" + (" (the record is cut off)" if report.cut_off else ""))
+    click.echo(f"furnace: replayed {counts}")
+    if report.cut_off:
+        click.echo(f"furnace: the record is incomplete: {report.cut_off}")
     if report.difference is None:
         click.echo("furnace: every step is as it was")
         return 0

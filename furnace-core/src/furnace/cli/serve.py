@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import logging
 import os
 import sys
@@ -51,6 +51,14 @@ _POSITIVE = click.IntRange(min=1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port to listen on; 0 picks one."
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    envvar="FURNACE_SERVE_ALLOWED_HOST",
+    metavar="NAME",
+    help="A name besides localhost that requests may be for, if --host is a loopback address. Repeatable.",
 )
 @click.option(
     "--chat-template",
@@ -145,8 +153,10 @@ def serve(config: ServeConfig) -> None:
     for spec in config.engines:
         find_engine(spec.scheme)  # a mistake is told at once, and not after the web framework is imported
     from furnace.server import Bounds, Server
+    from furnace.server.hosts import is_loopback
 
     set_up_logging(config.log_level, config.log_format)
+    _allow_connections()
     set_bounds = {
         "max_body": config.max_body,
         "max_requests": config.max_concurrent_requests,
@@ -159,7 +169,7 @@ def serve(config: ServeConfig) -> None:
         nonlocal ready
         ready = True
         progress.close()
-        if not _is_loopback(config.host):
+        if not is_loopback(config.host):
             logger.warning("anybody who can reach %s can use the models: there are no keys", url)
         click.echo(f"furnace: serving {', '.join(server.models)} on {url}")
 
@@ -171,6 +181,7 @@ def serve(config: ServeConfig) -> None:
             config.port,
             bounds=bounds,
             loop="asyncio" if config.in_process else "uvloop",
+            allowed_hosts=config.allowed_hosts,
             tracer_provider=traces,
         )
         for spec in config.engines:
@@ -186,12 +197,27 @@ def serve(config: ServeConfig) -> None:
         os._exit(0)
 
 
+def _allow_connections() -> None:
+    """Use all the descriptors that the system grants: 1,024, the usual start, are taken by as many idle clients."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems say no to what they call the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _report(progress: LoadProgress, label: str, stage: str, done: int, total: int) -> None:
     progress(f"{label}: {stage}", done, total)
 
 
 def _load(spec: EngineSpec, config: ServeConfig, report: Progress) -> LlmEngine:
+    from furnace.runtime import Scheduled
+
     engine = load_engine(spec, context=config.context(report), scheduler=config.scheduler)
+    if isinstance(engine, Scheduled):
+        engine.step_seconds = config.step_timeout
     path = config.record_of(spec)
     if path is not None:
         from furnace.runtime.recorder import record_engine
@@ -220,10 +246,3 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"the chat template {path} is not UTF-8 text") from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -41,6 +41,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         engines: at least one; no name twice.
         host: address to listen on.
         port: 0 picks a free one.
+        allowed_hosts: names that requests may be for on a loopback address.
         chat_template: text that replaces every model's own template.
         max_context: most tokens of prompt and output together.
         kv_tokens: size of each engine's KV cache in tokens.
@@ -65,6 +66,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engines: list[EngineSpec]
     host: str = "127.0.0.1"
     port: int = 8080
+    allowed_hosts: tuple[str, ...] = ()
     chat_template: str | None = None
     max_context: int | None = None
     kv_tokens: int | None = None
@@ -94,6 +96,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"{quote(self.log_level)} is no log level; there are {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"{quote(self.log_format)} is no log format; there are {', '.join(LOG_FORMATS)}")
+        for name in self.allowed_hosts:
+            if not name or set(name) & set("/: "):
+                raise ConfigError(f"the host {quote(name)} must be a name alone, without a scheme or a port")
         for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and value < 1:

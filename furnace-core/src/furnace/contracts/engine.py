@@ -27,10 +27,16 @@ class HealthState(enum.StrEnum):
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An engine's state; ``reason`` is one line, empty when ready."""
+    """An engine's state.
+
+    Attributes:
+        reason: one line; empty when ready.
+        restarts: how often a process of the engine ended and was started again.
+    """
 
     state: HealthState = HealthState.READY
     reason: str = ""
+    restarts: int = 0
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True):

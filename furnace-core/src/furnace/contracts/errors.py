@@ -45,7 +45,11 @@ def quote(value: object, limit: int = QUOTE_LIMIT) -> str:
     if isinstance(value, str | bytes):
         # repr of a whole prompt would cost as much as the prompt.
         value = value[: limit + 1]
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python does not write numbers of thousands of digits.
+        return f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

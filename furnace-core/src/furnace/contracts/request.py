@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from furnace.contracts.capabilities import Capabilities
+from furnace.contracts.errors import InvalidRequestError
+from furnace.contracts.sampling_bounds import BOUNDS, check_number, check_stop, check_token_ids
+
 __all__ = [
     "ChatInput",
     "Constraint",
@@ -104,7 +108,7 @@ Input = ChatInput | TextInput | TokenInput
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How to pick tokens. None means the engine's default.
+    """How to pick tokens. None means the engine's default. Building it checks nothing; ``validate`` does.
 
     Attributes:
         max_tokens: most tokens to generate; by default, and at most, up to the end of the context.
@@ -114,7 +118,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         min_p: only tokens at least this share as likely as the most likely one, in [0, 1].
         presence_penalty: subtracted once from the logit of every token generated already, -2 to 2.
         frequency_penalty: subtracted from a token's logit each time it was generated, -2 to 2.
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output; > 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output; above 0,
+            at most 10.
         logit_bias: added to the logits of these token ids, -100 to 100.
         min_tokens: no end token before this many.
         stop_token_ids: further tokens that end the output; they give no text.
@@ -141,6 +146,26 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         """Always the most likely token."""
         return cls(temperature=0.0, max_tokens=max_tokens)
 
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Refuse what no sampler has to understand.
+
+        Args:
+            vocab_size: number of token ids, or None if not known.
+
+        Raises:
+            InvalidRequestError: a value is outside its bounds; ``param`` names it.
+        """
+        for name in self.__struct_fields__:
+            if name in BOUNDS and name != "logit_bias":
+                check_number(name, getattr(self, name))
+        for bias in self.logit_bias.values():
+            check_number("logit_bias", bias)
+        check_token_ids(self.logit_bias, vocab_size, "logit_bias")
+        check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"min_tokens is {self.min_tokens}, but no more than {self.max_tokens} tokens are asked for."
+            raise InvalidRequestError(message, param="min_tokens")
+
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """What the output must match.
@@ -157,7 +182,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One completion to make, parsed and checked. New fields always have defaults.
+    """One completion to make. New fields always have defaults.
 
     Attributes:
         input: what to continue.
@@ -202,3 +227,17 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     def completion(cls, prompt: str, params: SamplingParams | None = None) -> GenerateRequest:
         """A continuation of raw text with default sampling unless ``params`` says otherwise."""
         return cls(input=TextInput(prompt), params=params or SamplingParams())
+
+    def validate(self, capabilities: Capabilities) -> None:
+        """Refuse numbers, token ids and stop strings that are out of bounds. Engines call it in ``generate``.
+
+        Args:
+            capabilities: of the engine that is asked.
+
+        Raises:
+            InvalidRequestError: ``param`` names the value.
+        """
+        self.params.validate(capabilities.vocab_size)
+        check_stop(self.stop, capabilities.max_stop_strings)
+        if isinstance(self.input, TokenInput):
+            check_token_ids(self.input.tokens, capabilities.vocab_size, "prompt")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from furnace.contracts import Event, Failed, Finished, Generation, Usage
+from collections.abc import Coroutine
+from typing import Any
+
+from furnace.contracts import Event, Generation, Usage
 from furnace.runtime.commands import Abort
 from furnace.runtime.job import Job
 from furnace.runtime.step_loop import StepLoop
@@ -16,15 +19,9 @@ class ScheduledGeneration(Generation):
     def __init__(self, job: Job, steps: StepLoop) -> None:
         self._job = job
         self._steps = steps
-        self._ended = False
 
-    async def batch(self) -> list[Event]:
-        if self._ended:
-            return []
-        events = await self._job.mailbox.take()
-        if events and isinstance(events[-1], Finished | Failed):
-            self._ended = True
-        return events
+    def batch(self) -> Coroutine[Any, Any, list[Event]]:
+        return self._job.mailbox.take()
 
     async def aclose(self) -> None:
         self._cancel()
@@ -39,6 +36,5 @@ class ScheduledGeneration(Generation):
         self._cancel()
 
     def _cancel(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if not self._job.mailbox.closed:
             self._steps.post(Abort(self._job))

@@ -12,6 +12,8 @@ __all__ = ["Handoff", "Mailbox"]
 LARGEST_MAILBOX = 1 << 20
 """Bytes that may wait for a consumer, as far as we count them."""
 
+_LAST = (Finished, Failed)
+
 
 class Mailbox:
     """The events of one request that its consumer has not taken yet. Touched on its event loop only.
@@ -23,6 +25,7 @@ class Mailbox:
         loop: the consumer's.
 
     Attributes:
+        closed: nothing can come any more. Read from any thread.
         overflowed: too much has gathered; whoever fills the mailbox can stop. Read from any thread.
     """
 
@@ -43,7 +46,7 @@ class Mailbox:
         self._events += events
         if self._waiter is None:
             self._size += sum(map(_size, events))
-            if self._size > LARGEST_MAILBOX and not isinstance(events[-1], Finished | Failed):
+            if self._size > LARGEST_MAILBOX and not isinstance(events[-1], _LAST):
                 # Nobody reads: drop everything, and tell both ends.
                 self._events = [Failed(ClientStalledError().info, Usage())]
                 self.overflowed = True
@@ -56,7 +59,7 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[Event]:
-        """All events that are there, waiting for the first; empty once closed."""
+        """All events that are there, waiting for the first; empty once closed. The last event closes it."""
         while not self._events and not self.closed:
             self._waiter = self.loop.create_future()
             try:
@@ -65,6 +68,8 @@ class Mailbox:
                 self._waiter = None
         events, self._events = self._events, []
         self._size = 0
+        if events and isinstance(events[-1], _LAST):
+            self.closed = True
         return events
 
     def _wake(self) -> None:

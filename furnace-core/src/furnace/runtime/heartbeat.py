@@ -7,9 +7,19 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
-__all__ = ["Heartbeat", "LocalHeartbeat", "Pulse", "SharedHeartbeat"]
+from furnace.contracts import GenerateRequest
+
+__all__ = ["Heartbeat", "LocalHeartbeat", "Pulse", "SharedHeartbeat", "request_key"]
+
+
+def request_key(request: GenerateRequest) -> int:
+    """What a heartbeat calls a request; 0 for one without an id."""
+    if not request.id:
+        return 0
+    return int.from_bytes(blake2b(f"{request.id} {request.choice}".encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,9 @@ class Heartbeat(Protocol):
     def end(self) -> None:
         """It is over."""
 
+    def start(self, key: int) -> None:
+        """The request of that key is about to be in a step for the first time."""
+
     def read(self) -> Pulse:
         """The latest state."""
 
@@ -54,6 +67,9 @@ class LocalHeartbeat:
         """It is over."""
         self._pulse = Pulse(self._pulse.steps, False, self._pulse.tokens)
 
+    def start(self, key: int) -> None:
+        """Nobody is left to ask when this process dies."""
+
     def read(self) -> Pulse:
         """The latest state."""
         return self._pulse
@@ -70,11 +86,16 @@ class SharedHeartbeat:
     """
 
     _LAYOUT = struct.Struct("<QII")
+    # Requests that started last. Those before them have been told by frames long since.
+    _KEYS = struct.Struct("<1024Q")
+    _KEY = struct.Struct("<Q")
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = _page_file(self._LAYOUT.size) if fd is None else fd
-        self._page = mmap.mmap(self.fd, self._LAYOUT.size)
+        size = self._LAYOUT.size + self._KEYS.size
+        self.fd = _page_file(size) if fd is None else fd
+        self._page = mmap.mmap(self.fd, size)
         self._steps = 0
+        self._started = 0
 
     def begin(self, tokens: int) -> None:
         """A step with so many tokens begins."""
@@ -84,6 +105,16 @@ class SharedHeartbeat:
     def end(self) -> None:
         """It is over."""
         self._LAYOUT.pack_into(self._page, 0, self._steps, 0, 0)
+
+    def start(self, key: int) -> None:
+        """The request of that key is about to be in a step for the first time."""
+        place = self._LAYOUT.size + self._started * self._KEY.size % self._KEYS.size
+        self._KEY.pack_into(self._page, place, key)
+        self._started += 1
+
+    def started(self) -> frozenset[int]:
+        """The keys of the requests that started last."""
+        return frozenset(self._KEYS.unpack_from(self._page, self._LAYOUT.size)) - {0}
 
     def read(self) -> Pulse:
         """The latest state."""

@@ -19,6 +19,7 @@ __all__ = [
     "Advanced",
     "Appended",
     "ChunkRecord",
+    "Closed",
     "Cut",
     "Ended",
     "Fingerprint",
@@ -221,6 +222,16 @@ class Isolated(msgspec.Struct, frozen=True, tag="isolated"):
     ids: list[int]
 
 
+class Closed(msgspec.Struct, frozen=True, omit_defaults=True, tag="closed"):
+    """The last line. Where it is missing, the process was killed or the disk was full.
+
+    Attributes:
+        reason: why the record ends although the scheduler went on; empty when it did not.
+    """
+
+    reason: str = ""
+
+
 Record = (
     Header
     | Added
@@ -235,4 +246,5 @@ Record = (
     | Forgotten
     | NoRoom
     | Isolated
+    | Closed
 )

@@ -21,6 +21,7 @@ from furnace.runtime.record import (
     Advanced,
     Appended,
     ChunkRecord,
+    Closed,
     Cut,
     Ended,
     Fingerprint,
@@ -39,9 +40,18 @@ __all__ = ["RecordedState", "Recorder", "record_engine"]
 
 logger = logging.getLogger("furnace.runtime")
 
+# Some seconds of a busy scheduler, and about 35 MB. Every row of a step has a record or two, so that larger ones come
+# with more small ones.
+MOST_WAITING = 65_536
+_JOIN_SECONDS = 5.0
+_BEHIND = "the file fell behind the scheduler: it could not be written as fast as records came"
+
 
 class Recorder:
     """A file of records, one JSON object a line, written by a thread of its own.
+
+    The scheduler never waits for the file. When too many records wait to be written, or writing fails, the record ends
+    there: a later part could not be replayed without what is missing.
 
     Prompts are written as hashes under a key that is drawn for the file and never stored, so that equal beginnings
     show and nothing else does.
@@ -59,18 +69,33 @@ class Recorder:
         self._key = secrets.token_bytes(32)
         self._file = open(path, "wb")  # noqa: SIM115 - the thread closes it
         self._records: queue.SimpleQueue[Callable[[], Record] | None] = queue.SimpleQueue()
-        self._encoder = msgspec.json.Encoder()
+        self._ended = False
+        self._reason = ""
         self._thread = threading.Thread(target=self._write, name="furnace-record", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """How many records wait to be written."""
+        return self._records.qsize()
+
     def put(self, make: Callable[[], Record]) -> None:
-        """Write what ``make`` returns; it is called later, in the recorder's thread."""
-        self._records.put(make)
+        """Write what ``make`` returns; it is called later, in the recorder's thread. Never blocks."""
+        if self._ended:
+            return
+        if self.waiting >= MOST_WAITING:
+            self._ended, self._reason = True, _BEHIND
+            self._records.put(None)
+        else:
+            self._records.put(make)
 
     def close(self) -> None:
-        """Write the rest. Idempotent."""
-        self._records.put(None)
-        self._thread.join()
+        """Write the rest, for some seconds at most. Idempotent."""
+        if not self._ended:
+            self._records.put(None)
+        self._thread.join(_JOIN_SECONDS)
+        if self._thread.is_alive():
+            logger.error("the record is incomplete: its file takes nothing more")
 
     def hash(self, data: bytes) -> int:
         """A keyed hash that fits a JSON integer of 64 bits."""
@@ -87,16 +112,27 @@ class Recorder:
         return Fingerprint(len(tokens), blocks, self.hash(data), list(tokens) if self.tokens else None)
 
     def _write(self) -> None:
-        with self._file:
-            while (make := self._records.get()) is not None:
-                try:
-                    self._file.write(self._encoder.encode(make()) + b"\n")
-                    if self._records.empty():
-                        # A process that dies leaves what led to it.
-                        self._file.flush()
-                except OSError as error:
-                    logger.error("recording ends here: %s", error)
-                    return
+        try:
+            with self._file:
+                self._write_all()
+        except Exception as error:
+            # A full disk, or a record that can't be made: serving goes on without it.
+            logger.error("recording ends here: %s", error)
+        finally:
+            self._ended = True
+            while self.waiting:
+                self._records.get()
+
+    def _write_all(self) -> None:
+        encoder = msgspec.json.Encoder()
+        while (make := self._records.get()) is not None:
+            self._file.write(encoder.encode(make()) + b"\n")
+            if not self.waiting:
+                # A process that dies leaves what led to it.
+                self._file.flush()
+        self._file.write(encoder.encode(Closed(self._reason)) + b"\n")
+        if self._reason:
+            logger.error("recording ends here: %s", self._reason)
 
 
 @runtime_checkable

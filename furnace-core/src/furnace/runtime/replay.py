@@ -15,6 +15,7 @@ from furnace.runtime.record import (
     Advanced,
     Appended,
     ChunkRecord,
+    Closed,
     Cut,
     Ended,
     Fingerprint,
@@ -56,14 +57,14 @@ class ReplayReport(msgspec.Struct, frozen=True):
         sequences: how many there were.
         preemptions: how often one of them lost its state.
         difference: the first one, after which nothing is replayed; None if all is equal.
-        cut_off: the file ends in the middle of a line, as one of a killed process may.
+        cut_off: why the record ends before the scheduler did, as that of a killed process; empty when it does not.
     """
 
     steps: int
     sequences: int
     preemptions: int
     difference: Difference | None
-    cut_off: bool
+    cut_off: str
 
 
 def replay(path: str | PathLike[str], *, policy: Callable[..., SchedulerState] = SchedulerState) -> ReplayReport:
@@ -79,7 +80,7 @@ def replay(path: str | PathLike[str], *, policy: Callable[..., SchedulerState] =
     """
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
-    cut_off = bool(lines.pop())
+    half = lines.pop()
     decoder = msgspec.json.Decoder(Record)
     try:
         records: list[Record] = [decoder.decode(line) for line in lines]
@@ -88,6 +89,14 @@ def replay(path: str | PathLike[str], *, policy: Callable[..., SchedulerState] =
     header = records[0] if records else None
     if not isinstance(header, Header) or header.version != VERSION:
         raise InvalidRequestError(f"this is no record of version {VERSION} of a furnace scheduler")
+    last = records[-1]
+    if half:
+        cut_off = "it ends in the middle of a line"
+    elif isinstance(last, Closed):
+        records.pop()
+        cut_off = last.reason
+    else:
+        cut_off = "it ends without an end mark"
     run = _Replay(header.state(policy), header.limits.grid)
     difference = None
     for line, record in enumerate(records[1:], 2):
@@ -148,8 +157,8 @@ class _Replay:
         """Do what a record says; returns what it would say now."""
         state, sequences = self.state, self._sequences
         match record:
-            case Header():
-                raise InvalidRequestError("a record has a second header")
+            case Header() | Closed():
+                raise InvalidRequestError("a record has a second beginning, or an end before its end")
             case Added():
                 self._add(record)
             case Planned():

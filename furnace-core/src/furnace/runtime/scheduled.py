@@ -33,9 +33,9 @@ from furnace.contracts import (
     SchedulerStats,
     StepModel,
     TextService,
-    TokenInput,
     UnsupportedError,
 )
+from furnace.contracts.sampling_bounds import check_token_ids
 from furnace.runtime.admission import Admission, Entry
 from furnace.runtime.commands import Add, Displace, Shutdown
 from furnace.runtime.generation import ScheduledGeneration
@@ -80,7 +80,7 @@ class Scheduled(LlmEngine, TextService):
         pipeline: its tokenizer and chat template.
         config: bounds; unset ones are filled by who serves it, then by the model's limits.
         step_seconds: how long a step may take before the model counts as hung, more for steps with many tokens; None
-            for ever. Not used in an engine process, which is watched from outside.
+            for ever. Not used in an engine process, which is watched from outside. An attribute until ``start``.
         clock: seconds, monotonic; tests bring their own.
 
     Raises:
@@ -96,7 +96,7 @@ class Scheduled(LlmEngine, TextService):
         step_seconds: float | None = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._step_seconds = step_seconds
+        self.step_seconds = step_seconds
         self._watching: asyncio.Task[None] | None = None
         self._model = model if isinstance(model, BatchStepModel) else PlainModel(model)
         self._model.limits.validate()
@@ -129,7 +129,7 @@ class Scheduled(LlmEngine, TextService):
     def show_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Have the model thread show there that it lives, to a watchdog elsewhere. Before ``start``."""
         self._heartbeat = heartbeat
-        self._step_seconds = None
+        self.step_seconds = None
 
     def record(self, recorder: Recorder) -> None:
         """Write there all that the scheduler does; ``aclose`` closes it. Before ``start``."""
@@ -182,6 +182,11 @@ class Scheduled(LlmEngine, TextService):
             output=self._pipeline.output_format or OutputFormat(),
         )
 
+    @property
+    def max_queue(self) -> int:
+        """Most requests that may wait for their first step."""
+        return self._admission.max_queue
+
     def health(self) -> Health:
         if self._dead is not None:
             return Health(HealthState.DEAD, self._dead)
@@ -220,8 +225,8 @@ class Scheduled(LlmEngine, TextService):
         )
         self._thread = threading.Thread(target=self._steps.run, name=f"furnace-model-{self.name}", daemon=True)
         self._thread.start()
-        if self._step_seconds is not None:
-            watchdog = Watchdog(self._heartbeat, self._hangs, seconds=self._step_seconds)
+        if self.step_seconds is not None:
+            watchdog = Watchdog(self._heartbeat, self._hangs, seconds=self.step_seconds)
             self._watching = asyncio.get_running_loop().create_task(watchdog.run())
 
     async def aclose(self) -> None:
@@ -274,7 +279,7 @@ class Scheduled(LlmEngine, TextService):
         return prepared.tokens
 
     async def detokenize(self, tokens: list[int]) -> str:
-        self._check_ids(tokens, "tokens")
+        check_token_ids(tokens, self.capabilities.vocab_size, "tokens")
         return await self._in_text_thread(self._pipeline.decode, tokens)
 
     async def _in_text_thread(self, work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
@@ -325,19 +330,7 @@ class Scheduled(LlmEngine, TextService):
                 f"The model {self.name} has no chat template, so it can't chat. Give it one with --chat-template.",
                 param="messages",
             )
-        params = request.params
-        if params.max_tokens is not None and params.max_tokens < 1:
-            raise InvalidRequestError("max_tokens must be at least 1.", param="max_tokens")
-        self._check_ids(params.stop_token_ids, "stop_token_ids")
-        self._check_ids(params.logit_bias, "logit_bias")
-        if isinstance(request.input, TokenInput):
-            self._check_ids(request.input.tokens, "prompt")
-
-    def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
-        size = min(self._model.vocab_size, self._pipeline.vocab_size)
-        for token in ids:
-            if not 0 <= token < size:
-                raise InvalidRequestError(f"{param} has token id {token}; ids go from 0 to {size - 1}.", param=param)
+        request.validate(self.capabilities)
 
     def _jobs(self, requests: Sequence[GenerateRequest], prepared: Sequence[PreparedPrompt]) -> list[Job]:
         """One seed for all choices of a prompt, whose numbers tell them apart, and another for the next prompt."""

@@ -27,7 +27,7 @@ from furnace.contracts import (
 from furnace.runtime.admission import Admission
 from furnace.runtime.commands import Abort, Add, Command, Displace, Shutdown
 from furnace.runtime.handoff import Handoff
-from furnace.runtime.heartbeat import Heartbeat
+from furnace.runtime.heartbeat import Heartbeat, request_key
 from furnace.runtime.job import Job
 from furnace.runtime.jobs import Jobs
 from furnace.runtime.logits import read_rows
@@ -167,6 +167,8 @@ class StepLoop:
         self._jobs.release_lost(plan)
         for sequence in plan.started:
             self._admission.leave(sequence.id, served=True)
+            # Should the model end the process now, no event can say any more that this one was in it.
+            self._heartbeat.start(request_key(self._jobs[sequence].request))
         for owner in self._prompt_rows.keys() - self._state.cache.rows:
             del self._prompt_rows[owner]
         try:

@@ -158,7 +158,9 @@ class Answer:
                 await CollectedReply(exchange, job, self._choices, self).run()
             else:
                 self._reply = StreamedReply(exchange, job, self._choices, bounds, self)
-                await self._reply.run()
+                # In a task of its own, below which there are not all the layers of a web framework: Python goes through
+                # every awaiting function for each token.
+                await asyncio.create_task(self._reply.run())
         if self._outcome is None and self._stopped is not None:
             raise self._stopped
 

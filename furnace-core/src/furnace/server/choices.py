@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from furnace.contracts import EngineFailedError, Event, Failed, Finished, Generation, Usage
 
@@ -59,13 +60,12 @@ class Choices:
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )
 
-    async def batch(self) -> Entries:
+    def batch(self) -> Coroutine[Any, Any, Entries]:
         """All events that are there, by choice, waiting for at least one; empty at the end or when closed."""
-        if not self._pumps:
-            if self._open == 0:
-                return []
-            events = await self._next(0)
-            return [(0, events)] if events else []
+        # Not async itself: what is awaited for every token is worth a coroutine less.
+        return self._gathered() if self._pumps else self._next(0)
+
+    async def _gathered(self) -> Entries:
         while not self._ready and self._open and not self._closed:
             self._wake.clear()
             await self._wake.wait()
@@ -87,15 +87,17 @@ class Choices:
                 logger.exception("closing a generation failed")
 
     async def _pump(self, index: int) -> None:
-        while events := await self._next(index):
+        while entries := await self._next(index):
             taken = self._taken
-            self._ready.append((index, events))
+            self._ready += entries
             self._wake.set()
-            if isinstance(events[-1], (Finished, Failed)):
+            if _ends(entries[0][1]):
                 return
             await taken.wait()
 
-    async def _next(self, index: int) -> list[Event]:
+    async def _next(self, index: int) -> Entries:
+        if self._open == 0:
+            return []
         generation = self._generations[index]
         try:
             events = await generation.batch()
@@ -107,11 +109,16 @@ class Choices:
         if not events and not self._closed:
             logger.error("an engine ended a generation without its last event")
             events = [_broken(generation)]
-        if events:
-            self._observe(index, events)
-            if isinstance(events[-1], (Finished, Failed)):
-                self._open -= 1
-        return events
+        if not events:
+            return []
+        self._observe(index, events)
+        if _ends(events):
+            self._open -= 1
+        return [(index, events)]
+
+
+def _ends(events: list[Event]) -> bool:
+    return isinstance(events[-1], (Finished, Failed))
 
 
 def cancelled_from_outside() -> bool:

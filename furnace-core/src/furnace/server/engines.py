@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from litestar.types import Scope
 
-from furnace.contracts import Capabilities, EngineUnavailableError, HealthState, LlmEngine, SchedulerStats
+from furnace.contracts import Capabilities, EngineUnavailableError, Health, HealthState, LlmEngine, SchedulerStats
 from furnace.contracts.errors import quote
 from furnace.server.errors import ApiError, EngineStartError
 from furnace.telemetry import LlmMetrics
@@ -44,13 +44,13 @@ class Model:
         return self.engine.capabilities
 
     @property
-    def health(self) -> HealthState:
+    def health(self) -> Health:
         """Whether it takes work now; an engine that can't say is dead."""
         try:
-            return self.engine.health().state
+            return self.engine.health()
         except Exception:
             logger.exception("engine %s could not say how it is", quote(self.name))
-            return HealthState.DEAD
+            return Health(HealthState.DEAD)
 
     @property
     def stats(self) -> SchedulerStats | None:

@@ -80,10 +80,15 @@ class Listener(uvicorn.Server):
             timeout_graceful_shutdown=LAST_SECONDS,
         )
         config.bounds = bounds
+        self._config = config
         super().__init__(config)
         self._traffic = traffic
         self._bounds = bounds
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def answer_to(self, hosts: frozenset[str] | None) -> None:
+        """Refuse requests for other names than these, or with None for no name. Before ``listen``."""
+        self._config.hosts = hosts
 
     async def listen(self, listening: socket.socket, on_listening: Callable[[], None]) -> None:
         """Serve until ``stop`` or a signal.

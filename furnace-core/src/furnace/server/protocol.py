@@ -9,9 +9,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from furnace.contracts.errors import quote
 from furnace.server.bounds import Bounds
 from furnace.server.errors import ApiError
 from furnace.server.exchange import ABORT, new_request_id
+from furnace.server.hosts import may_ask
 
 __all__ = ["BoundedProtocol", "ListenerConfig"]
 
@@ -22,16 +24,21 @@ LINGER_BYTES = 64 * 1024 * 1024
 
 
 class ListenerConfig(uvicorn.Config):
-    """uvicorn's configuration together with ours."""
+    """uvicorn's configuration together with ours.
+
+    Attributes:
+        hosts: further names that are answered; None for all.
+    """
 
     bounds = Bounds()
+    hosts: frozenset[str] | None = None
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses what is too large, too slow or ambiguous before it costs anything.
 
     - Request line and headers over the limits are a 431 while they arrive, too slow ones a 408.
-    - A request that is not valid HTTP, or has no single Host, is a 400.
+    - A request that is not valid HTTP, or has no single Host, is a 400; one that is for another host a 403.
     - Pipelining is refused: the running request is answered, then the connection is closed. On uvicorn a second
       request stops the reading, and the first one's disconnect would go unseen.
     - A connection that never sends a request is closed like an idle one.
@@ -46,6 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._bounds = config.bounds if isinstance(config, ListenerConfig) else Bounds()
+        self._hosts = config.hosts if isinstance(config, ListenerConfig) else None
         self._header_bytes = 0
         self._in_headers = False
         self._refusal: ApiError | None = None
@@ -117,9 +125,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._second:
             return
         self._in_headers = False
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
             self._refuse(ApiError(400, "The request must have one Host header."))
+        if hosts and self._hosts is not None and not may_ask(hosts[0], self._hosts):
+            told = f"This server is not {quote(hosts[0].decode('latin-1'))}; --allowed-host makes it answer to a name."
+            self._refuse(ApiError(403, told))
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # ours, not ASGI's
         super().on_headers_complete()
 

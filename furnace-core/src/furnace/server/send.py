@@ -49,7 +49,7 @@ def send_error(error: ApiError) -> ASGIApp:
 class EventStream:
     """A server-sent event stream: one ASGI message a write, comments while nobody writes.
 
-    One timer a stream looks at the clock every few seconds, so that a token costs two readings of it and no timer.
+    One timer a stream looks at the clock every few seconds, so that a token costs one reading of it and no timer.
     ``close`` stops the timer.
 
     Args:
@@ -89,7 +89,6 @@ class EventStream:
             await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self._sending = False
-        self._since = self._time()
         if last:
             self.close()
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from litestar.types import ASGIApp
@@ -18,6 +18,7 @@ from furnace.server.bounds import Bounds
 from furnace.server.engines import Engines, EngineSource
 from furnace.server.errors import ServerError
 from furnace.server.gate import Gate
+from furnace.server.hosts import loopback_hosts
 from furnace.server.listener import Listener, bind
 from furnace.server.traffic import Traffic
 from furnace.telemetry import LlmMetrics
@@ -52,6 +53,9 @@ class Server:
         loop: the event loop of ``serve`` and ``background``. uvloop holds the interpreter lock while it writes to
             sockets, which slows a model in this process by a third to three times; it is for engines that compute
             elsewhere.
+        allowed_hosts: on a loopback address, names that requests may be for (``Host``) besides localhost and
+            addresses: those under which a proxy passes them on. A web page that has its name resolve to this machine
+            is refused by it. On other addresses every name is answered.
         tracer_provider: gets one OpenTelemetry span a request; without it none is made. Whoever made it shuts it down.
     """
 
@@ -62,12 +66,14 @@ class Server:
         *,
         bounds: Bounds | None = None,
         loop: LoopName = "asyncio",
+        allowed_hosts: Iterable[str] = (),
         tracer_provider: TracerProvider | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self._bounds = bounds or Bounds()
         self._loop_name = loop
+        self._allowed_hosts = (host, *allowed_hosts)
         self._engines = Engines()
         self._traffic = Traffic(self._engines.drain, self._bounds.max_requests)
         self._url: str | None = None
@@ -215,6 +221,7 @@ class Server:
         # Bound before anything is loaded.
         listening = bind(self.host, self.port, self._bounds.send_buffer)
         host, port = listening.getsockname()[:2]
+        listener.answer_to(loopback_hosts(host, self._allowed_hosts))
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         with listening, asyncio.Runner(loop_factory=self._loop_factory()) as runner:
             runner.run(self._listen(listener, listening, url, on_ready))

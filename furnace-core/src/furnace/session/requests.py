@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -21,6 +20,7 @@ from furnace.contracts import (
     UnsupportedError,
 )
 from furnace.contracts.errors import quote
+from furnace.contracts.sampling_bounds import check_stop
 
 __all__ = ["Messages", "SamplingKeywords", "build_request", "chat_input", "text_input"]
 
@@ -45,21 +45,6 @@ class SamplingKeywords(TypedDict, total=False):
     ignore_eos: bool
     seed: int | None
     stop: str | list[str]
-
-
-_INFINITY = math.inf
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, _INFINITY),
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (0, _INFINITY),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0, _INFINITY),
-    "min_tokens": (0, _INFINITY),
-}
-_ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 
 
 def chat_input(messages: Messages) -> ChatInput:
@@ -119,18 +104,17 @@ def build_request(input: Input, keywords: Mapping[str, Any], capabilities: Capab
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise TypeError(f"unknown parameter {key!r}; {hint}known: {', '.join(known)}")
-    stop = _stop_strings(keywords.pop("stop", None), capabilities)
-    for name, value in keywords.items():
-        _check_bounds(name, value)
+    stop = keywords.pop("stop", None)
+    strings = check_stop([] if stop is None else stop, capabilities.max_stop_strings)
     params = _params(keywords)
+    params.validate(capabilities.vocab_size)
     chat = isinstance(input, ChatInput)
     if not (capabilities.chat if chat else capabilities.completions):
         what = "chat (it has no chat template)" if chat else "complete raw text"
         raise UnsupportedError(f"This model does not {what}.", param="messages" if chat else "prompt")
     if params.seed is not None and not capabilities.seed:
         raise UnsupportedError("This model does not support seed.", param="seed")
-    _check_ids(params, capabilities.vocab_size)
-    return GenerateRequest(input=input, params=params, stop=stop)
+    return GenerateRequest(input=input, params=params, stop=strings)
 
 
 def _params(keywords: Mapping[str, Any]) -> SamplingParams:
@@ -141,40 +125,3 @@ def _params(keywords: Mapping[str, Any]) -> SamplingParams:
         except msgspec.ValidationError as error:
             raise InvalidRequestError(f"{name} can't be {quote(value)}: {error}.", param=name) from error
     return msgspec.convert(keywords, SamplingParams)
-
-
-def _stop_strings(stop: object, capabilities: Capabilities) -> list[str]:
-    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
-        raise InvalidRequestError(
-            f"stop must be a string or a list of strings, none empty, not {quote(stop)}.", param="stop"
-        )
-    if len(strings) > capabilities.max_stop_strings:
-        raise InvalidRequestError(
-            f"This model takes at most {capabilities.max_stop_strings} stop strings.", param="stop"
-        )
-    return list(strings)
-
-
-def _check_bounds(name: str, value: object) -> None:
-    bounds = _BOUNDS.get(name)
-    if bounds is None or not isinstance(value, int | float):
-        return  # None, or a wrong type, which the conversion reports
-    low, high = bounds
-    # Written so that NaN fails.
-    if not low <= value <= high or value == _INFINITY or (name in _ABOVE_ZERO and value <= 0):
-        wanted = f"{'above' if name in _ABOVE_ZERO else 'at least'} {low}"
-        if high != _INFINITY:
-            wanted += f" and at most {high}"
-        raise InvalidRequestError(f"{name} must be {wanted}, not {value}.", param=name)
-
-
-def _check_ids(params: SamplingParams, vocab_size: int | None) -> None:
-    for token, bias in params.logit_bias.items():
-        if not -100 <= bias <= 100:
-            raise InvalidRequestError(f"logit_bias of token {token} must be from -100 to 100.", param="logit_bias")
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for token in ids:
-            if token < 0 or (vocab_size is not None and token >= vocab_size):
-                limit = f" below {vocab_size}" if vocab_size is not None else ""
-                raise InvalidRequestError(f"{name} has token id {token}; ids are 0 or more{limit}.", param=name)

@@ -16,7 +16,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from furnace.contracts import SchedulerStats, Usage
+from furnace.contracts import Health, SchedulerStats, Usage
 from furnace.telemetry.distribution import Distribution
 from furnace.telemetry.metrics import LlmMetrics, Outcome
 from furnace.telemetry.names import (
@@ -46,6 +46,7 @@ class ObservedModel:
     name: str
     metrics: LlmMetrics
     stats: SchedulerStats | None
+    health: Health
 
 
 class Exposition:
@@ -108,7 +109,8 @@ def _read(instrument: Instrument, model: ObservedModel, open_usages: Sequence[Us
     if instrument.source == "computed":
         return _compute(instrument.field, model)
     # An engine process may run another version, that counts less.
-    value = getattr(model.stats if instrument.source == "stats" else model.metrics, instrument.field, None)
+    sources = {"stats": model.stats, "health": model.health}
+    value = getattr(sources.get(instrument.source, model.metrics), instrument.field, None)
     if value is None:
         return []
     if instrument.source == "tokens":

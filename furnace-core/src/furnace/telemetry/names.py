@@ -153,8 +153,8 @@ class Instrument:
         name: with dots; ``vllm.x`` is exposed as ``vllm:x``.
         kind: a counter gets the suffix ``_total``.
         text: the help.
-        source: where its value is: ``metrics`` (``LlmMetrics``), ``stats`` (``SchedulerStats``), ``tokens``
-            (``LlmMetrics`` and the ``Usage`` of requests that have not ended), or ``computed``.
+        source: where its value is: ``metrics`` (``LlmMetrics``), ``stats`` (``SchedulerStats``), ``health``,
+            ``tokens`` (``LlmMetrics`` and the ``Usage`` of requests that have not ended), or ``computed``.
         field: which one there.
         seconds: whether it counts seconds.
     """
@@ -162,7 +162,7 @@ class Instrument:
     name: str
     kind: Literal["counter", "gauge"]
     text: str
-    source: Literal["metrics", "stats", "tokens", "computed"]
+    source: Literal["metrics", "stats", "health", "tokens", "computed"]
     field: str
     seconds: bool = False
 
@@ -211,6 +211,9 @@ INSTRUMENTS = (
     Instrument("furnace.kv.used", "gauge", "KV tokens that running requests use.", "stats", "kv_used"),
     Instrument("furnace.kv.cached", "gauge", "KV tokens kept for prompts to come.", "stats", "kv_cached"),
     Instrument("furnace.kv.size", "gauge", "KV tokens there are, if bounded.", "stats", "kv_total"),
+    Instrument(
+        "furnace.engine.restarts", "counter", "How often an engine process was started again.", "health", "restarts"
+    ),
 )
 
 

@@ -39,6 +39,7 @@ from furnace.plugins.errors import describe
 from furnace.runtime.heartbeat import SharedHeartbeat
 from furnace.runtime.process import frames
 from furnace.runtime.recorder import record_engine
+from furnace.runtime.scheduled import Scheduled
 from furnace.telemetry.logs import set_up_logging
 
 __all__ = ["main"]
@@ -124,9 +125,8 @@ class EngineServer(asyncio.Protocol):
             watched(self._heartbeat)
         await engine.start()
         self._engine = engine
-        self._send(
-            frames.Ready(engine.name, engine.max_context, engine.capabilities, scheduled=engine.stats() is not None)
-        )
+        bound = engine.max_queue if isinstance(engine, Scheduled) else None
+        self._send(frames.Ready(engine.name, engine.max_context, engine.capabilities, bound))
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._loop.call_soon_threadsafe(self._send, frames.Loading(stage, done, total))

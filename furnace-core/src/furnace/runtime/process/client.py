@@ -25,6 +25,8 @@ from furnace.contracts import (
     TextService,
     no_progress,
 )
+from furnace.runtime.admission import Admission, Entry
+from furnace.runtime.heartbeat import request_key
 from furnace.runtime.process import frames
 from furnace.runtime.process.engine_process import EngineProcess
 from furnace.runtime.process.errors import ProcessStartError
@@ -85,6 +87,9 @@ class ProcessEngine(LlmEngine, TextService):
         self._up_at = 0.0
         self._calls: dict[int, asyncio.Future[frames.FromEngine]] = {}
         self._open: dict[int, RemoteProgress] = {}
+        # What the engine's own queue looks like from here. Asking it is slow when thousands come at once: each would
+        # wait for the admission, and the tokenizing, of all before it.
+        self._admission: Admission | None = None
         self._watching: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
 
@@ -112,7 +117,7 @@ class ProcessEngine(LlmEngine, TextService):
         return self._ready
 
     def health(self) -> Health:
-        return self._health
+        return msgspec.structs.replace(self._health, restarts=self.restarts)
 
     def stats(self) -> SchedulerStats | None:
         return self._stats
@@ -145,16 +150,21 @@ class ProcessEngine(LlmEngine, TextService):
 
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         process = self._running()
-        await process.writable()
-        generations = [RemoteGeneration(next(self._numbers), self._abort) for _ in requests]
-        ids = [generation.id for generation in generations]
-        # Before they are admitted: their first events may come in the same read as the admission.
-        self._open.update((generation.id, generation.remote) for generation in generations)
+        ids = [next(self._numbers) for _ in requests]
+        # More than it can ever hold is for the engine to refuse, for good.
+        if self._admission is not None and 0 < len(ids) <= self._admission.max_queue:
+            self._admission.enter([Entry(id, requests[0].client, 0) for id in ids])
+        generations = [RemoteGeneration(id, self._abort) for id in ids]
         try:
+            await process.writable()
+            # Before they are admitted: their first events may come in the same read as the admission.
+            self._open.update((generation.id, generation.remote) for generation in generations)
             admitted = await self._call(lambda call: frames.Generate(call, ids, list(requests)))
         except BaseException:
             for generation in generations:
                 await generation.aclose()
+            if any(generation.remote.died for generation in generations):
+                raise EngineFailedError(_DIED) from None
             raise
         if isinstance(admitted, frames.Admitted):
             for generation, prompt_tokens in zip(generations, admitted.prompt_tokens, strict=True):
@@ -192,6 +202,7 @@ class ProcessEngine(LlmEngine, TextService):
 
     def _abort(self, id: int) -> None:
         """From a generation that was closed, or dropped; the latter also from another thread's garbage collection."""
+        self._leave_queue(id, served=False)
         if self._open.pop(id, None) is not None and self._process is not None:
             self._process.send_soon(frames.Abort(id))
 
@@ -212,6 +223,8 @@ class ProcessEngine(LlmEngine, TextService):
             await process.ended()
             raise
         self._handshake = None
+        bound = self._ready.max_queue
+        self._admission = None if bound is None else Admission(bound, loop.time)
         self._health = Health()
         self._up_at = loop.time()
         if self._step_seconds is not None:
@@ -232,7 +245,11 @@ class ProcessEngine(LlmEngine, TextService):
                     remote = self._open.get(id)
                     if remote is None:
                         continue
-                    if remote.put(events):
+                    waited = remote.started is None
+                    ended = remote.put(events)
+                    if waited:
+                        self._leave_queue(id, served=remote.started is not None)
+                    if ended:
                         del self._open[id]
                     elif remote.mailbox.overflowed:
                         self._abort(id)
@@ -253,6 +270,10 @@ class ProcessEngine(LlmEngine, TextService):
                 if self._handshake is not None and not self._handshake.done():
                     self._handshake.set_exception(ProcessStartError(reason))
 
+    def _leave_queue(self, id: int, *, served: bool) -> None:
+        if self._admission is not None:
+            self._admission.leave(id, served=served)
+
     def _on_hang(self, reason: str) -> None:
         self._hung = reason
         self._health = Health(HealthState.DEAD, f"hung: {reason}")
@@ -262,13 +283,14 @@ class ProcessEngine(LlmEngine, TextService):
 
     def _on_end(self, how: str) -> None:
         """The process is gone."""
+        started = frozenset() if self._process is None else self._process.started
         self._process = None
         self._stats = None
         if self._watching is not None:
             self._watching.cancel()
         reason = f"the engine process ended: {how}"
         self._health = Health(HealthState.DEAD, reason)
-        self._end_requests()
+        self._end_requests(started)
         if self._handshake is not None:
             if not self._handshake.done():
                 self._handshake.set_exception(ProcessStartError(reason))
@@ -285,15 +307,20 @@ class ProcessEngine(LlmEngine, TextService):
         logger.error("%s: %s; starting it again in %g s", self._label, reason, self._delay())
         self._restarting = loop.create_task(self._restart())
 
-    def _end_requests(self) -> None:
-        """Nothing of this process comes any more: every request gets its last event."""
+    def _end_requests(self, started: frozenset[int]) -> None:
+        """Nothing of this process comes any more: every request gets its last event.
+
+        Args:
+            started: keys of those that the model had begun with, also when no event said so any more.
+        """
         gone = EngineUnavailableError("The engine process ended. Try again.", retry_after=max(1.0, self._delay()))
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(gone.info.exception())
         ran = EngineFailedError(_DIED)
         for remote in list(self._open.values()):
-            error = gone if remote.started is None else ran
+            remote.died = remote.started is not None or remote.key in started
+            error = ran if remote.died else gone
             remote.put([Failed(error.info, remote.usage)])
         self._open.clear()
 

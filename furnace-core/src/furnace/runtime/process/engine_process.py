@@ -28,11 +28,16 @@ class EngineProcess(asyncio.Protocol):
     Args:
         on_message: called with each message.
         on_end: called once with one line: how the process ended.
+
+    Attributes:
+        pid: of the process.
+        started: keys of requests that the model had begun with when the process ended; see ``SharedHeartbeat``.
     """
 
     def __init__(self, on_message: Callable[[frames.FromEngine], None], on_end: Callable[[str], None]) -> None:
         self.heartbeat = SharedHeartbeat()
         self.pid = 0
+        self.started: frozenset[int] = frozenset()
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_end = on_end
@@ -126,6 +131,7 @@ class EngineProcess(asyncio.Protocol):
         except subprocess.TimeoutExpired:
             self.kill()
             code = await asyncio.to_thread(self._process.wait)
+        self.started = self.heartbeat.started()
         self.heartbeat.close()
         self._on_end(_describe(code))
         self._ended.set()

@@ -158,12 +158,17 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The handshake: the engine has started."""
+    """The handshake: the engine has started.
+
+    Attributes:
+        name: see ``LlmEngine``; likewise ``max_context`` and ``capabilities``.
+        max_queue: most requests that may wait, if furnace schedules the engine.
+    """
 
     name: str
     max_context: int
     capabilities: Capabilities
-    scheduled: bool
+    max_queue: int | None = None
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):

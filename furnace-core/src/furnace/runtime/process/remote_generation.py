@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from furnace.contracts import Event, Failed, Finished, Generation, Reasoning, Started, Text, Usage
 from furnace.runtime.handoff import Mailbox
@@ -16,7 +17,7 @@ class RemoteGeneration(Generation):
 
     Args:
         id: of the request, for the engine process.
-        on_cancel: called when it is closed or dropped before its end.
+        on_cancel: called when it is closed or dropped, also after its end.
 
     Attributes:
         started: the request has left the queue.
@@ -26,18 +27,12 @@ class RemoteGeneration(Generation):
         self.id = id
         self.remote = RemoteProgress(Mailbox(asyncio.get_running_loop()))
         self._on_cancel = on_cancel
-        self._ended = False
 
-    async def batch(self) -> list[Event]:
-        if self._ended:
-            return []
-        events = await self.remote.mailbox.take()
-        if events and isinstance(events[-1], Finished | Failed):
-            self._ended = True
-        return events
+    def batch(self) -> Coroutine[Any, Any, list[Event]]:
+        return self.remote.mailbox.take()
 
     async def aclose(self) -> None:
-        self._cancel()
+        self._on_cancel(self.id)
         self.remote.mailbox.close()
 
     @property
@@ -45,21 +40,23 @@ class RemoteGeneration(Generation):
         return self.remote.usage
 
     def __del__(self) -> None:
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._on_cancel(self.id)
+        self._on_cancel(self.id)
 
 
 class RemoteProgress:
-    """What has come of a request so far. Held by the connection, so that the generation itself can be dropped."""
+    """What has come of a request so far. Held by the connection, so that the generation itself can be dropped.
 
-    __slots__ = ("_completion", "mailbox", "prompt_tokens", "started", "usage_at_end")
+    Attributes:
+        key: the request's, see ``request_key``.
+        died: it was in the model when the process ended.
+    """
+
+    __slots__ = ("_completion", "died", "key", "mailbox", "prompt_tokens", "started", "usage_at_end")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
+        self.key = 0
+        self.died = False
         self.prompt_tokens = 0
         self.started: Started | None = None
         self.usage_at_end: Usage | None = None
@@ -86,9 +83,7 @@ class RemoteProgress:
                 self._completion += len(event.tokens)  # type: ignore[union-attr] # both have it
             elif kind is Started:
                 self.started = event  # type: ignore[assignment] # just checked
-        last = events[-1]
-        ended = isinstance(last, Finished | Failed)
-        if isinstance(last, Finished | Failed):
-            self.usage_at_end = last.usage
+            elif kind is Finished or kind is Failed:
+                self.usage_at_end = event.usage  # type: ignore[union-attr] # both have it
         self.mailbox.put(events)
-        return ended
+        return self.usage_at_end is not None

@@ -7,18 +7,15 @@ from typing import Any
 import msgspec
 
 from furnace.contracts import Capabilities, SamplingParams
+from furnace.contracts.sampling_bounds import check_number, check_stop
 from furnace.server.apis.decoding import check_text
 from furnace.server.errors import ApiError
 from furnace.server.job import StreamOptions
 
-__all__ = ["SamplingFields", "check_tokens", "parse_sampling", "parse_stop", "parse_stream", "refuse"]
+__all__ = ["SamplingFields", "parse_sampling", "parse_stop", "parse_stream", "refuse"]
 
-LARGEST_COUNT = 2**31 - 1
 LARGEST_CHOICES = 128
 LARGEST_TOP_LOGPROBS = 20
-LARGEST_REPETITION_PENALTY = 10.0
-# The output is searched for the stop strings at every token, and held back by as much as may become one.
-LONGEST_STOP = 1000
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,58 +71,44 @@ def parse_sampling(
         max_tokens: the limit to use, from ``max_tokens_param`` or a default.
 
     Raises:
-        ApiError: 400, a value is outside its bounds, or the model can't do it.
+        InvalidRequestError: a value is outside its bounds.
+        ApiError: 400, a value has not the form of one, or the model can't do it.
     """
     # Also when another limit wins over it.
-    _between(fields.max_tokens, 1, LARGEST_COUNT, "max_tokens")
-    _between(max_tokens, 1, LARGEST_COUNT, max_tokens_param)
-    _between(fields.temperature, 0, 2, "temperature")
-    _above(fields.top_p, 0, 1, "top_p")
-    _between(fields.top_k, -1, LARGEST_COUNT, "top_k")
-    _between(fields.min_p, 0, 1, "min_p")
-    _between(fields.presence_penalty, -2, 2, "presence_penalty")
-    _between(fields.frequency_penalty, -2, 2, "frequency_penalty")
-    _above(fields.repetition_penalty, 0, LARGEST_REPETITION_PENALTY, "repetition_penalty")
-    _between(fields.min_tokens, 0, LARGEST_COUNT, "min_tokens")
-    _between(fields.seed, -(2**63), 2**63 - 1, "seed")
+    check_number("max_tokens", fields.max_tokens)
+    check_number("max_tokens", max_tokens, max_tokens_param)
     if fields.seed is not None and not capabilities.seed:
         raise ApiError.unsupported("This model does not support 'seed'.", "seed")
-    if max_tokens is not None and fields.min_tokens is not None and fields.min_tokens > max_tokens:
-        raise ApiError.invalid(f"'min_tokens' is larger than '{max_tokens_param}', {max_tokens}.", "min_tokens")
     _check_choices(fields.n)
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
-        top_k=None if fields.top_k is None else max(fields.top_k, 0),
+        top_k=0 if fields.top_k == -1 else fields.top_k,
         min_p=fields.min_p,
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
-        logit_bias=_parse_bias(fields.logit_bias or {}, capabilities.vocab_size),
+        logit_bias=_parse_bias(fields.logit_bias or {}),
         min_tokens=fields.min_tokens or 0,
-        stop_token_ids=check_tokens(fields.stop_token_ids or [], capabilities.vocab_size, "stop_token_ids"),
+        stop_token_ids=fields.stop_token_ids or [],
         ignore_eos=bool(fields.ignore_eos),
         seed=fields.seed,
     )
+    params.validate(capabilities.vocab_size)
+    return params
 
 
 def parse_stop(stop: str | list[str] | None, capabilities: Capabilities) -> list[str]:
     """The stop strings, checked.
 
     Raises:
-        ApiError: 400, too many, or one is empty or too long.
+        InvalidRequestError: too many, or one is empty or too long.
+        ApiError: 400, one holds a NUL character.
     """
-    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if len(strings) > capabilities.max_stop_strings:
-        raise ApiError.invalid(f"'stop' may hold at most {capabilities.max_stop_strings} strings.", "stop")
+    strings = check_stop([] if stop is None else stop, capabilities.max_stop_strings)
     for index, string in enumerate(strings):
-        param = "stop" if isinstance(stop, str) else f"stop[{index}]"
-        if not string:
-            raise ApiError.invalid(f"'{param}' is empty.", param)
-        if len(string) > LONGEST_STOP:
-            raise ApiError.invalid(f"'{param}' is longer than {LONGEST_STOP} characters.", param)
-        check_text(string, param)
+        check_text(string, "stop" if isinstance(stop, str) else f"stop[{index}]")
     return strings
 
 
@@ -142,18 +125,6 @@ def parse_stream(fields: SamplingFields) -> StreamOptions | None:
     return None
 
 
-def check_tokens(tokens: list[int], vocab_size: int | None, param: str) -> list[int]:
-    """The token ids themselves, when all are in the vocabulary.
-
-    Raises:
-        ApiError: 400, one is not.
-    """
-    beyond = LARGEST_COUNT if vocab_size is None else vocab_size
-    if tokens and not (min(tokens) >= 0 and max(tokens) < beyond):
-        raise ApiError.invalid(f"'{param}' holds a token id that is not in the vocabulary.", param)
-    return tokens
-
-
 def refuse(value: Any, param: str, *harmless: Any) -> None:
     """Refuse a parameter that is known and not served, unless it is null or says what holds anyway.
 
@@ -165,30 +136,17 @@ def refuse(value: Any, param: str, *harmless: Any) -> None:
 
 
 def _check_choices(n: int | None) -> None:
-    _between(n, 1, LARGEST_CHOICES, "n")
+    if n is not None and not 1 <= n <= LARGEST_CHOICES:
+        raise ApiError.invalid(f"Invalid value for 'n': it must be between 1 and {LARGEST_CHOICES}.", "n")
     refuse(n, "n", 1)
 
 
-def _parse_bias(bias: dict[str, float], vocab_size: int | None) -> dict[int, float]:
-    parsed: dict[int, float] = {}
-    for key, value in bias.items():
+def _parse_bias(bias: dict[str, float]) -> dict[int, float]:
+    for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise ApiError.invalid("The keys of 'logit_bias' must be token ids, written as strings.", "logit_bias")
-        _between(value, -100, 100, "logit_bias")
-        parsed[int(key)] = value
-    check_tokens(list(parsed), vocab_size, "logit_bias")
-    return parsed
+    return {int(key): value for key, value in bias.items()}
 
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _between(value: float | None, low: float, high: float, param: str) -> None:
-    if value is not None and not low <= value <= high:
-        raise ApiError.invalid(f"Invalid value for '{param}': it must be between {low} and {high}.", param)
-
-
-def _above(value: float | None, low: float, high: float, param: str) -> None:
-    if value is not None and not low < value <= high:
-        raise ApiError.invalid(f"Invalid value for '{param}': it must be above {low} and at most {high}.", param)

@@ -21,6 +21,7 @@ def parse_chat(body: ChatRequest, capabilities: Capabilities) -> GenerateRequest
 
     Raises:
         ApiError: 400, a value can't be served; ``param`` names it.
+        InvalidRequestError: the same, of a value that the contract bounds.
     """
     if not capabilities.chat:
         raise ApiError.unsupported("This model has no chat template; use /v1/completions.", "messages")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from furnace.contracts import Capabilities, GenerateRequest, Input, PromptTooLongError, TextInput, TokenInput
+from furnace.contracts.sampling_bounds import check_token_ids
 from furnace.server.apis.completions.types import CompletionRequest
 from furnace.server.apis.decoding import BodyDecoder, check_text
-from furnace.server.apis.sampling import LARGEST_CHOICES, check_tokens, parse_sampling, parse_stop, refuse
+from furnace.server.apis.sampling import LARGEST_CHOICES, parse_sampling, parse_stop, refuse
 from furnace.server.errors import ApiError
 
 __all__ = ["decode_completion", "parse_completion"]
@@ -22,6 +23,7 @@ def parse_completion(body: CompletionRequest, capabilities: Capabilities, max_co
 
     Raises:
         ApiError: 400, a value can't be served; ``param`` names it.
+        InvalidRequestError: the same, of a value that the contract bounds.
         PromptTooLongError: there are more token ids than the context holds.
     """
     if not capabilities.completions:
@@ -59,7 +61,7 @@ def _parse_prompts(prompt: str | list[str | int | list[int]], vocab_size: int | 
         # Told before a million of them are looked at.
         raise PromptTooLongError(len(prompt), max_context, param="prompt")
     if all(isinstance(item, int) for item in prompt):
-        return [TokenInput(check_tokens([item for item in prompt if isinstance(item, int)], vocab_size, "prompt"))]
+        return [_tokens([item for item in prompt if isinstance(item, int)], "prompt", vocab_size)]
     if len(prompt) > MOST_PROMPTS:
         raise ApiError.invalid(f"'prompt' may hold at most {MOST_PROMPTS} prompts.", "prompt")
     kinds = {type(item) for item in prompt}
@@ -73,4 +75,9 @@ def _parse_prompt(prompt: str | int | list[int], param: str, vocab_size: int | N
         return TextInput(check_text(prompt, param))
     if not isinstance(prompt, list) or not prompt:
         raise ApiError.invalid(f"'{param}' is empty.", param)
-    return TokenInput(check_tokens(prompt, vocab_size, param))
+    return _tokens(prompt, param, vocab_size)
+
+
+def _tokens(ids: list[int], param: str, vocab_size: int | None) -> TokenInput:
+    check_token_ids(ids, vocab_size, param)
+    return TokenInput(ids)

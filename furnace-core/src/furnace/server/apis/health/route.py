@@ -44,7 +44,7 @@ def health_routes(services: Services) -> list[HTTPRouteHandler]:
 
 
 def _readiness(services: Services, models: Sequence[Model]) -> ASGIApp:
-    states = {model.name: model.health for model in models}
+    states = {model.name: model.health.state for model in models}
     body = Readiness(
         status=(
             "draining"

@@ -19,7 +19,7 @@ def metrics_route(services: Services) -> HTTPRouteHandler:
 
     @get("/metrics")
     async def metrics(scope: Scope) -> ASGIApp:
-        models = [ObservedModel(model.name, model.metrics, model.stats) for model in services.engines]
+        models = [ObservedModel(model.name, model.metrics, model.stats, model.health) for model in services.engines]
         accept = (Exchange.of(scope).header(b"accept") or b"").decode("latin-1")
         body, content_type = services.telemetry.exposition(models, accept)
         return send_bytes(200, body, content_type.encode())
