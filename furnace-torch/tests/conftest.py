@@ -1,4 +1,4 @@
-"""Small random Llamas, and the file of a real one."""
+"""Small models with random weights, and the file of a real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from furnace.checkpoint import open_checkpoint
 from furnace.contracts import Chunk, ChunkKind, Output
@@ -31,48 +31,14 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-ROPE_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-SMALL_LLAMAS: dict[str, dict[str, Any]] = {
-    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2},
-    "tied, one KV head": {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": True},
-    "as many KV heads": {"num_attention_heads": 4, "num_key_value_heads": 4},
-    "llama3 rope": {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": ROPE_LLAMA3},
-    "linear rope": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-    },
-    "biases, wide heads": {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 48,
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-}
-
-
-@pytest.fixture(params=SMALL_LLAMAS)
-def llama_changes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Each of the shapes that are tested."""
-    return SMALL_LLAMAS[request.param]
-
-
 @pytest.fixture
-def make_llama() -> Callable[[dict[str, Any]], LlamaForCausalLM]:
-    """Make a small Llama with random weights, large enough for logits of order one."""
+def make_model() -> Callable[[str, dict[str, Any]], PreTrainedModel]:
+    """Make a small model with random weights, large enough for logits of order one, of transformers' `model_type`."""
 
-    def make_llama(changes: dict[str, Any]) -> LlamaForCausalLM:
+    def make_model(model_type: str, changes: dict[str, Any]) -> PreTrainedModel:
         torch.manual_seed(0)
-        config = LlamaConfig(
+        config = AutoConfig.for_model(
+            model_type,
             **{
                 "vocab_size": 160,
                 "hidden_size": 64,
@@ -80,50 +46,55 @@ def make_llama() -> Callable[[dict[str, Any]], LlamaForCausalLM]:
                 "num_hidden_layers": 3,
                 "max_position_embeddings": 512,
                 "initializer_range": 0.2,
-                "attn_implementation": "eager",
                 **changes,
-            }
+            },
         )
-        model = LlamaForCausalLM(config).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.1 + (0 if name.endswith("bias") else 0.2))
         return model
 
-    return make_llama
+    return make_model
 
 
-def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
-    """Write a transformers Llama as llama.cpp's converter would, in F32."""
+# llama.cpp has no architecture of its own for these.
+GGUF_ARCHITECTURES = {"mistral": "llama"}
+
+
+def write_gguf(model: PreTrainedModel, path: Path) -> None:
+    """Write a model as llama.cpp's converter would, in F32, and with the sliding window, which that leaves out."""
     config = model.config
+    architecture = GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    writer = gguf.GGUFWriter(path, "llama")
+    head_dim = getattr(config, "head_dim", config.hidden_size // heads)
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    if getattr(config, "sliding_window", None) is not None:
+        writer.add_sliding_window(config.sliding_window)
+    add_rope(writer, config.rope_parameters)
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[architecture], config.num_hidden_layers)
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array: NDArray[np.float32] = value.numpy()
         for projection, count in ((".q_proj", heads), (".k_proj", kv_heads)):
-            if projection in name:
+            if projection in name and architecture == "llama":
                 pairs = array.reshape(count, 2, len(array) // count // 2, -1)
                 array = pairs.swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
     if config.rope_parameters["rope_type"] == "llama3":
-        plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+        plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
         scaled = model.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
     writer.write_header_to_file()
@@ -132,16 +103,29 @@ def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     writer.close()
 
 
+def add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    writer.add_rope_freq_base(rope["rope_theta"])
+    kinds = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+    if rope["rope_type"] in kinds:
+        writer.add_rope_scaling_type(kinds[rope["rope_type"]])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "beta_fast" in rope:
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
 @pytest.fixture
-def save_gguf() -> Callable[[LlamaForCausalLM, Path], None]:
+def save_gguf() -> Callable[[PreTrainedModel, Path], None]:
     return write_gguf
 
 
 @pytest.fixture
-def logits_of() -> Callable[[LlamaForCausalLM, list[int]], NDArray[np.float32]]:
+def logits_of() -> Callable[[PreTrainedModel, list[int]], NDArray[np.float32]]:
     """All logits that transformers computes for a sequence: [tokens, vocab]."""
 
-    def logits_of(reference: LlamaForCausalLM, tokens: list[int]) -> NDArray[np.float32]:
+    def logits_of(reference: PreTrainedModel, tokens: list[int]) -> NDArray[np.float32]:
         with torch.no_grad():
             logits: NDArray[np.float32] = reference(torch.tensor([tokens])).logits[0].numpy()
         return logits

@@ -17,37 +17,10 @@ from furnace_torch.weights import DecoderWeights
 TOLERANCE = 1e-3
 
 
-@pytest.mark.parametrize("form", ["safetensors", "sharded safetensors", "GGUF"])
-def test_logits_equal_those_of_transformers_over_prefill_chunks_and_decode(
-    form: str, llama_changes: Any, make_llama: Any, logits_of: Any, save_gguf: Any, model_from: Any, drive: Any,
-    random_tokens: Any, tmp_path: Path,
-) -> None:  # fmt: skip
-    reference = make_llama(llama_changes)
-    path = tmp_path / "model.gguf" if form == "GGUF" else tmp_path
-    if form == "GGUF":
-        save_gguf(reference, path)
-    else:
-        reference.save_pretrained(path, max_shard_size="100KB" if form.startswith("sharded") else "1GB")
-        assert (path / "model.safetensors.index.json").exists() == form.startswith("sharded")
-    steps = drive(model_from(path))
-    tokens = random_tokens(300, 160)
-    expected = logits_of(reference, tokens)
-    assert np.abs(expected).max() > 1
-    state = steps.model.open()
-    np.testing.assert_allclose(steps.prefill(state, tokens[:128], 0, Output.ALL), expected[:128], atol=TOLERANCE)
-    assert steps.prefill(state, tokens[128:256], 128, Output.NONE).shape == (0, 160)
-    np.testing.assert_allclose(steps.prefill(state, tokens[256:290], 256), expected[289:290], atol=TOLERANCE)
-    for position in range(290, 295):
-        row = steps.decode(state, tokens[position : position + 1], position)
-        np.testing.assert_allclose(row[0], expected[position], atol=TOLERANCE)
-    rows = steps.decode(state, tokens[295:300], 295)
-    np.testing.assert_allclose(rows, expected[295:], atol=TOLERANCE)
-
-
 def test_linears_that_torch_documents_give_the_same_logits(
-    make_llama: Any, logits_of: Any, model_from: Any, drive: Any, random_tokens: Any, tmp_path: Path
+    make_model: Any, logits_of: Any, model_from: Any, drive: Any, random_tokens: Any, tmp_path: Path
 ) -> None:
-    reference = make_llama({"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True})
+    reference = make_model("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True})
     reference.save_pretrained(tmp_path)
     steps = drive(model_from(tmp_path, packed=False))
     tokens = random_tokens(140, 160)
@@ -57,10 +30,10 @@ def test_linears_that_torch_documents_give_the_same_logits(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.5), (torch.float16, 0.1)])
 def test_other_types_stay_near(
-    dtype: torch.dtype, tolerance: float, make_llama: Any, logits_of: Any, model_from: Any, drive: Any,
+    dtype: torch.dtype, tolerance: float, make_model: Any, logits_of: Any, model_from: Any, drive: Any,
     random_tokens: Any, tmp_path: Path,
 ) -> None:  # fmt: skip
-    reference = make_llama({"num_attention_heads": 4, "num_key_value_heads": 2})
+    reference = make_model("llama", {"num_attention_heads": 4, "num_key_value_heads": 2})
     reference.save_pretrained(tmp_path)
     steps = drive(model_from(tmp_path, dtype=dtype))
     tokens = random_tokens(40, 160)
@@ -95,9 +68,9 @@ def test_a_mixed_batch_gives_rows_in_batch_order_and_only_those_asked_for(
 
 
 def test_hidden_values_are_those_that_the_head_reads(
-    make_llama: Any, model_from: Any, drive: Any, random_tokens: Any, tmp_path: Path
+    make_model: Any, model_from: Any, drive: Any, random_tokens: Any, tmp_path: Path
 ) -> None:
-    reference = make_llama({"num_attention_heads": 4, "num_key_value_heads": 2})
+    reference = make_model("llama", {"num_attention_heads": 4, "num_key_value_heads": 2})
     reference.save_pretrained(tmp_path)
     steps = drive(model_from(tmp_path))
     tokens = random_tokens(20, 160)

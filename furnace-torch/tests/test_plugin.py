@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def test_the_factory_speaks_the_current_contracts() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(options, TorchOptions)
+
+
+def test_on_a_cpu_one_line_names_the_faster_package(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "furnace_torch"), pytest.raises(CheckpointError):
+        TorchFactory().create("./nothing-here", TorchOptions(device="cpu"), EngineContext())
+    (line,) = [record.getMessage() for record in caplog.records if "faster" in record.getMessage()]
+    assert "pip install furnace-openvino, then --engine openvino:" in line
 
 
 def test_a_model_is_loaded_as_the_operator_said() -> None:

@@ -35,7 +35,7 @@ CONF = runpy.run_path(str(DOCS / "conf.py"))
 DESCRIBED = [entry.partition(":")[0] for entry in CONF["public_api_modules"]]
 COMMANDS = cli.list_commands(click.Context(cli))
 # Schemes of this project whose packages are in this repository.
-SCHEMES = ("mock", "python", "torch")
+SCHEMES = ("mock", "openvino", "python", "torch")
 
 Rows = Callable[[str], dict[str, list[str]]]
 Section = Callable[[str, str], str]

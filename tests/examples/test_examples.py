@@ -13,6 +13,8 @@ import httpx
 import openai
 import pytest
 
+import furnace.checkpoint
+
 FURNACE = str(Path(sys.executable).with_name("furnace"))
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
@@ -102,6 +104,18 @@ def test_an_async_session_answers_several_requests_at_once(run: Callable[..., st
     printed = run("session/ask_async.py", "mock:echo")
 
     assert printed.splitlines() == ["What is the capital of France?", "Tell me a story about a cat.", "Who are you?"]
+
+
+def test_the_checkpoint_example_prints_the_shape_and_every_tensor_of_tiny_lm(run: Callable[..., str]) -> None:
+    config = json.loads(Path(furnace.checkpoint.__file__).with_name("tiny_lm").joinpath("config.json").read_text())
+
+    printed = run("checkpoint/read_a_model.py").splitlines()
+
+    layers, hidden, heads = (config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    assert printed[0] == f"tiny-lm: {layers} layers of {hidden}, {heads} heads"
+    # Embedding, norm and head, and nine tensors a layer.
+    assert len(printed) == 2 + 3 + 9 * layers
+    assert any(line.startswith(f"embed ({config['vocab_size']}, {hidden}) BF16 ") for line in printed)
 
 
 @pytest.mark.parametrize("script", ["session/ask.py", "session/ask_async.py"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -126,6 +128,12 @@ def llama_config() -> dict[str, object]:
 
 
 @pytest.fixture
+def wide_llama_weights(llama_config: dict[str, object]) -> dict[str, NDArray[np.float32]]:
+    """Weights whose rows hold a whole block of 256 elements."""
+    return llama_tensors(llama_config | {"hidden_size": 256, "intermediate_size": 256})
+
+
+@pytest.fixture
 def llama_weights(llama_config: dict[str, object]) -> dict[str, NDArray[np.float32]]:
     return llama_tensors(llama_config)
 
@@ -142,3 +150,67 @@ def llama_directory(
     (directory / "config.json").write_text(json.dumps(llama_config))
     save_file(llama_weights, directory / "model.safetensors")
     return directory
+
+
+def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """What llama.cpp's converter does to queries and keys."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def stored_rows(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
+    """A tensor quantized; for types that the gguf package only reads, blocks of random bytes."""
+    if kind.name not in ("Q4_K", "Q6_K"):
+        return gguf.quants.quantize(tensor, kind)
+    shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path, llama_weights: dict[str, NDArray[np.float32]]) -> Callable[..., Path]:
+    """Write a small model as llama.cpp's converter does it, by the gguf package."""
+
+    def write_gguf(
+        architecture: str = "llama",
+        keys: Mapping[str, object] | None = None,
+        weights: Mapping[str, NDArray[np.float32]] = llama_weights,
+        quantization: str = "F32",
+        *,
+        name: str = "small.gguf",
+        rope_factors: bool = False,
+    ) -> Path:
+        writer = gguf.GGUFWriter(tmp_path / name, architecture)
+        writer.add_block_count(2)
+        writer.add_context_length(256)
+        writer.add_embedding_length(weights["model.embed_tokens.weight"].shape[1])
+        writer.add_feed_forward_length(weights["model.layers.0.mlp.gate_proj.weight"].shape[0])
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+        add: dict[type, Callable[[str, Any], None]] = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        for key, value in (keys or {}).items():
+            add[type(value)](f"{architecture}.{key}", value)
+        architectures = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}
+        names = gguf.get_tensor_name_map(architectures[architecture], 2)
+        for source, tensor in weights.items():
+            target = names.get_name(source, try_suffixes=(".weight", ".bias"))
+            assert target is not None
+            for projection, heads in ((".q_proj", 4), (".k_proj", 2)):
+                if architecture == "llama" and projection in source:
+                    tensor = interleaved(tensor, heads)
+            kind = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
+            writer.add_tensor(target, stored_rows(tensor, kind), raw_dtype=kind)
+        if rope_factors:
+            writer.add_tensor("rope_freqs.weight", np.array([1, 2, 4, 8], np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / name
+
+    return write_gguf

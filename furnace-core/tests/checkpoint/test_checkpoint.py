@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -15,41 +16,6 @@ import furnace.checkpoint
 from furnace.checkpoint import Checkpoint, CheckpointError, TableScaling, open_checkpoint
 
 Weights = dict[str, NDArray[np.float32]]
-
-
-def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """What llama.cpp's converter does to queries and keys."""
-    return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(path: Path, weights: Weights, *, quantization: str = "F32", rope_factors: bool = False) -> None:
-    """Write the small Llama as GGUF, by the gguf package."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("Small Llama")
-    writer.add_block_count(2)
-    writer.add_context_length(256)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    for name, value in weights.items():
-        target = names.get_name(name, try_suffixes=(".weight",))
-        if ".q_proj" in name:
-            value = interleaved(value, 4)
-        if ".k_proj" in name:
-            value = interleaved(value, 2)
-        kind = gguf.GGMLQuantizationType[quantization if value.ndim > 1 else "F32"]
-        writer.add_tensor(target, gguf.quants.quantize(value, kind), raw_dtype=kind)
-    if rope_factors:
-        writer.add_tensor("rope_freqs.weight", np.array([1, 2, 4, 8], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def tensors(checkpoint: Checkpoint) -> Weights:
@@ -75,7 +41,7 @@ def test_sharded_safetensors_give_the_same_tensors(llama_directory: Path, llama_
         expected = tensors(single)
     (llama_directory / "model.safetensors").unlink()
     names = list(llama_weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard, part in enumerate((names[::2], names[1::2])):
         file = f"model-0000{shard + 1}-of-00002.safetensors"
         save_file({name: llama_weights[name] for name in part}, llama_directory / file)
@@ -100,10 +66,9 @@ def test_a_tensor_that_the_index_puts_into_the_wrong_file_is_missing(
 
 
 def test_a_gguf_file_gives_the_same_tensors_with_queries_and_keys_in_order(
-    llama_directory: Path, llama_weights: Weights, tmp_path: Path
+    llama_directory: Path, write_gguf: Callable[..., Path]
 ) -> None:
-    path = tmp_path / "small.gguf"
-    write_gguf(path, llama_weights)
+    path = write_gguf()
     with open_checkpoint(llama_directory) as directory, open_checkpoint(path) as file:
         assert file.name == "small"
         assert file.directory is None
@@ -116,11 +81,8 @@ def test_a_gguf_file_gives_the_same_tensors_with_queries_and_keys_in_order(
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_raw_rows_are_the_quantized_form_of_the_tensor(
-    quantization: str, llama_weights: Weights, tmp_path: Path
-) -> None:
-    path = tmp_path / "small.gguf"
-    write_gguf(path, llama_weights, quantization=quantization)
+def test_raw_rows_are_the_quantized_form_of_the_tensor(quantization: str, write_gguf: Callable[..., Path]) -> None:
+    path = write_gguf(quantization=quantization)
     with open_checkpoint(path) as file:
         for role in ("layers.0.attention.q", "layers.1.attention.k", "layers.0.mlp.down", "head"):
             raw = file.raw(role)
@@ -130,22 +92,22 @@ def test_raw_rows_are_the_quantized_form_of_the_tensor(
             assert raw.shape == again.shape
 
 
-def test_a_tied_head_is_the_embedding(llama_directory: Path, llama_weights: Weights, tmp_path: Path) -> None:
+def test_a_tied_head_is_the_embedding(
+    llama_directory: Path, llama_weights: Weights, write_gguf: Callable[..., Path]
+) -> None:
     config = json.loads((llama_directory / "config.json").read_text()) | {"tie_word_embeddings": True}
     (llama_directory / "config.json").write_text(json.dumps(config))
     del llama_weights["lm_head.weight"]
     save_file(llama_weights, llama_directory / "model.safetensors")
-    write_gguf(tmp_path / "tied.gguf", llama_weights)
-    for path in (llama_directory, tmp_path / "tied.gguf"):
+    for path in (llama_directory, write_gguf()):
         with open_checkpoint(path) as checkpoint:
             assert checkpoint.spec.tie_word_embeddings
             np.testing.assert_array_equal(checkpoint.tensor("head"), checkpoint.tensor("embed"))
 
 
-def test_the_rope_table_of_a_gguf_file_divides_the_frequencies(llama_weights: Weights, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "plain.gguf", llama_weights)
-    write_gguf(tmp_path / "scaled.gguf", llama_weights, rope_factors=True)
-    with open_checkpoint(tmp_path / "plain.gguf") as plain, open_checkpoint(tmp_path / "scaled.gguf") as scaled:
+def test_the_rope_table_of_a_gguf_file_divides_the_frequencies(write_gguf: Callable[..., Path]) -> None:
+    files = write_gguf(name="plain.gguf"), write_gguf(name="scaled.gguf", rope_factors=True)
+    with open_checkpoint(files[0]) as plain, open_checkpoint(files[1]) as scaled:
         assert scaled.spec.rope_scaling == TableScaling()
         np.testing.assert_allclose(scaled.rotary_frequencies(), plain.rotary_frequencies() / [1, 2, 4, 8], rtol=1e-6)
 
@@ -196,12 +158,12 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_one_gguf_file_opens_it_and_with_several_lists_them(
-    tmp_path: Path, llama_weights: Weights
+    tmp_path: Path, write_gguf: Callable[..., Path]
 ) -> None:
-    write_gguf(tmp_path / "a.gguf", llama_weights)
+    write_gguf(name="a.gguf")
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.name == tmp_path.name
-    write_gguf(tmp_path / "b.gguf", llama_weights)
+    write_gguf(name="b.gguf")
     with pytest.raises(CheckpointError, match=r"several GGUF files.*a\.gguf, b\.gguf"):
         open_checkpoint(tmp_path)
 
@@ -231,7 +193,7 @@ def test_a_broken_config_names_its_file(llama_directory: Path) -> None:
         ("llama.block_count", "two", "whole number"),
         ("llama.expert_count", 8, "mixture-of-experts"),
         ("split.count", 2, "split GGUF"),
-        ("llama.rope.scaling.type", "yarn", "'yarn'"),
+        ("llama.rope.scaling.type", "dynamic", "'dynamic'"),
         ("llama.rope.dimension_count", 4, "rope.dimension_count"),
         ("llama.attention.head_count_kv", [2, 2], "whole number"),
     ],

@@ -98,7 +98,7 @@ def test_rope_settings_are_read_in_the_old_and_the_new_form(
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*GGUF"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*llama3"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*llama3, yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor"),
@@ -140,8 +140,9 @@ def test_table_scaling_needs_its_factors() -> None:
 
 
 def test_every_family_names_a_tensor_for_every_role_in_both_formats() -> None:
-    spec = DecoderSpec(**SIZES, qkv_bias=True, output_bias=True, mlp_bias=True)
     for family in FAMILIES:
+        flags = {"qkv_bias": True, "output_bias": True, "mlp_bias": True, **family.constants}
+        spec = DecoderSpec(**SIZES | flags)
         names = {family.tensor_name(role) for role in spec.tensor_shapes()}
         gguf_names = {family.gguf_tensor_name(role) for role in spec.tensor_shapes()}
         assert len(names) == len(gguf_names) == len(spec.tensor_shapes())

@@ -144,7 +144,7 @@ Opener = Callable[..., dict[str, Any]]
 def open_model(hub: Hub, tmp_path: Path) -> Opener:
     """Open a model in a fresh interpreter."""
 
-    def open_model(model: str, **settings: str) -> dict[str, Any]:
+    def open_model(model: str, *own_weights: str, **settings: str) -> dict[str, Any]:
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -152,7 +152,7 @@ def open_model(hub: Hub, tmp_path: Path) -> Opener:
             "HF_ENDPOINT": hub.url,
         } | settings
         done = subprocess.run(
-            [sys.executable, CLIENT, model],
+            [sys.executable, CLIENT, model, *own_weights],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
@@ -178,6 +178,19 @@ def test_a_model_is_fetched_and_then_served_from_the_cache(hub: Hub, open_model:
     assert not hub.requests
     unreachable = open_model(REPOSITORY, HF_ENDPOINT="http://127.0.0.1:9")
     assert unreachable["first"] == 1.0
+
+
+def test_weights_of_a_format_of_the_callers_own_are_fetched_instead_of_ours(hub: Hub, open_model: Opener) -> None:
+    own = ("graph.xml", "graph.bin")
+    assert open_model(REPOSITORY, *own)["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    both = hub.repositories[REPOSITORY]["main"] | dict.fromkeys((*own, "other.xml"), b"own")
+    hub.repositories["acme/both"] = {"main": both}
+    assert open_model("acme/both", *own) == {
+        "name": "acme/both",
+        "files": ["config.json", "graph.bin", "graph.xml", "tokenizer.json"],
+        "stderr": "",
+    }
+    assert open_model("acme/both", *own, HF_HUB_OFFLINE="1")["files"][1] == "graph.bin"
 
 
 def test_a_revision_is_another_model(open_model: Opener) -> None:
@@ -261,5 +274,15 @@ def test_only_one_form_of_the_weights_is_fetched() -> None:
     assert choose_files(HubModel("org/name", "b.gguf", "main"), ["a.gguf", "b.gguf"]) == ["b.gguf"]
     with pytest.raises(CheckpointError, match=r"no file 'c\.gguf'; it has a\.gguf"):
         choose_files(HubModel("org/name", "c.gguf", "main"), ["a.gguf"])
-    with pytest.raises(CheckpointError, match="neither"):
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors, nor"):
         choose_files(model, ["pytorch_model.bin"])
+
+
+def test_weights_of_the_callers_own_are_taken_only_as_a_whole() -> None:
+    model = HubModel("org/name", None, "main")
+    own = ("graph.xml", "graph.bin")
+    assert choose_files(model, ["a.gguf", "graph.xml", "sub/graph.bin"], own) == ["a.gguf"]
+    assert choose_files(model, ["a.json", "a.gguf", *own], own) == ["a.json", *own]
+    assert choose_files(HubModel("org/name", "a.gguf", "main"), ["a.gguf", *own], own) == ["a.gguf"]
+    with pytest.raises(CheckpointError, match=r"neither graph\.xml, nor model\.safetensors, nor"):
+        choose_files(model, ["graph.xml"], own)

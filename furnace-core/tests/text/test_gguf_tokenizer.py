@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tokenizers import Regex, pre_tokenizers
+from transformers import Qwen2Tokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from furnace.checkpoint import CheckpointError
 from furnace.contracts import ChatInput, Message, ToolCall
@@ -97,6 +99,29 @@ def test_smollm_tokens_equal_a_plain_byte_level_bpe_on_mixed_scripts(
 
     for text in mixed_texts(4_000):
         assert pipeline.encode_text(text) == reference.encode(text), text
+
+
+def test_qwen2_tokens_equal_those_of_transformers_on_mixed_scripts(
+    byte_level_metadata: dict[str, object], mixed_texts: Callable[[int], list[str]]
+) -> None:
+    tokens, merges = byte_level_metadata["tokenizer.ggml.tokens"], byte_level_metadata["tokenizer.ggml.merges"]
+    assert isinstance(tokens, tuple)
+    assert isinstance(merges, tuple)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    reference = Qwen2Tokenizer(vocab={token: token_id for token_id, token in enumerate(tokens)}, merges=pairs)
+    pipeline = TextPipeline.from_gguf(byte_level_metadata | {"tokenizer.ggml.pre": "qwen2"})
+
+    for text in [*mixed_texts(4_000), *(unicodedata.normalize("NFD", text) for text in mixed_texts(500))]:
+        assert pipeline.encode_text(text) == reference.encode(text, add_special_tokens=False), text
+
+
+def test_llama3_cuts_text_as_transformers_does_on_mixed_scripts(mixed_texts: Callable[[int], list[str]]) -> None:
+    reference = pre_tokenizers.Split(Regex(TikTokenConverter().pattern), "isolated")
+    (pattern,) = PRE_TOKENIZERS["llama-bpe"].patterns
+    ours = pre_tokenizers.Split(Regex(pattern), "isolated")
+
+    for text in mixed_texts(4_000):
+        assert ours.pre_tokenize_str(text) == reference.pre_tokenize_str(text), text
 
 
 def test_smollm2_tokens_equal_a_plain_byte_level_bpe_on_mixed_scripts(

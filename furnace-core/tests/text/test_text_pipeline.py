@@ -316,6 +316,19 @@ def test_a_checkpoint_is_read_from_its_text_files_or_its_metadata(
         TextPipeline.from_checkpoint(checkpoint)
 
 
+def test_a_directory_is_read_whatever_its_weights_are(tmp_path: Path, model_files: Callable[..., TextPipeline]) -> None:
+    model_files({"chat_template": "from the config"})
+    assert rendered(TextPipeline.from_directory(tmp_path), HELLO) == "from the config"
+    (tmp_path / "chat_template.jinja").write_text("from its own file")
+    assert rendered(TextPipeline.from_directory(tmp_path), HELLO) == "from its own file"
+    assert rendered(TextPipeline.from_directory(tmp_path, chat_template="given"), HELLO) == "given"
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert 7 in TextPipeline.from_directory(tmp_path).eos_token_ids
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        TextPipeline.from_directory(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from furnace_torch.flat_batch import FlatBatch
+from furnace_torch.kv_arena import KV_BLOCK
 
 __all__ = ["Attention"]
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """What rows see under one window: for each group or segment, the first position to look at, and the mask."""
+
+    decode: list[tuple[int, Tensor]]
+    prefill: list[tuple[int, Tensor]]
 
 
 class Attention:
@@ -20,13 +31,16 @@ class Attention:
     sequences, and their sizes follow from positions, not from who else is in the batch.
     """
 
-    def __init__(self, flat: FlatBatch, arena_shape: torch.Size, num_heads: int) -> None:
+    def __init__(
+        self, flat: FlatBatch, arena_shape: torch.Size, num_heads: int, windows: Iterable[int | None] = (None,)
+    ) -> None:
         """Prepare a step.
 
         Args:
             flat: The rows.
             arena_shape: Shape of a layer of the arena.
             num_heads: Query heads.
+            windows: The sliding windows of the layers, each once; None where a row sees all before it.
         """
         _, slots, kv_heads, positions, head_dim = arena_shape
         self._flat = flat
@@ -38,51 +52,65 @@ class Attention:
         runs = (sides + torch.arange(kv_heads) * positions).view(-1)
         # Row of the flattened arena for each token's keys, then values, of each head.
         self._write_index = (first[:, None] + runs).view(-1)
-        self._decode_masks = [
-            self._decode_mask(position[group.first_row : group.first_row + group.rows], group.padded)
-            for group in flat.decode
-        ]
-        self._prefill_masks = [_prefill_mask(segment.rows, segment.start) for segment in flat.prefill]
+        self._sights = {window: self._sight(position, window) for window in windows}
 
-    def _decode_mask(self, positions: Tensor, padded: int) -> Tensor:
-        hidden = torch.arange(padded) > positions[:, None]
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-        return mask.repeat_interleave(self._kv_heads, 0)[:, None]
+    def _sight(self, position: Tensor, window: int | None) -> _Sight:
+        sight = _Sight([], [])
+        for group in self._flat.decode:
+            # The same for all positions that are padded alike, as the group's other end is.
+            begin = _first_seen(group.padded - KV_BLOCK, window)
+            mask = _mask(position[group.first_row : group.first_row + group.rows], begin, group.padded, window)
+            sight.decode.append((begin, mask.repeat_interleave(self._kv_heads, 0)[:, None]))
+        for segment in self._flat.prefill:
+            begin, end = _first_seen(segment.start, window), segment.start + segment.rows
+            rows = position[segment.first_row : segment.first_row + segment.rows]
+            sight.prefill.append((begin, _mask(rows, begin, end, window)))
+        return sight
 
-    def __call__(self, qkv: Tensor, layer: Tensor, out: Tensor) -> None:
+    def __call__(self, qkv: Tensor, out: Tensor, layer: Tensor, window: int | None = None) -> None:
         """Write the step's keys and values to the arena, and attend.
 
         Args:
             qkv: float32 [rows, heads + 2 x KV heads, head width], rotated.
-            layer: The layer's tensor of the arena.
             out: float32 [rows, heads x head width]; overwritten.
+            layer: The layer's tensor of the arena.
+            window: The layer's sliding window.
         """
         heads, kv_heads, width = self._num_heads, self._kv_heads, self._head_dim
         layer.view(-1, width).index_copy_(0, self._write_index, qkv[:, heads:].reshape(-1, width))
         keys, values = layer[0], layer[1]
-        for group, mask in zip(self._flat.decode, self._decode_masks, strict=True):
+        sight = self._sights[window]
+        for group, (begin, mask) in zip(self._flat.decode, sight.decode, strict=True):
             end = group.first_row + group.rows
             # Neighbouring slots and their heads are evenly spaced, so no copy is made of the cache.
             runs = slice(group.first_slot * kv_heads, (group.first_slot + group.rows) * kv_heads)
-            k = keys.view(-1, *keys.shape[2:])[runs, : group.padded]
-            v = values.view(-1, *values.shape[2:])[runs, : group.padded]
+            k = keys.view(-1, *keys.shape[2:])[runs, begin : group.padded]
+            v = values.view(-1, *values.shape[2:])[runs, begin : group.padded]
             q = qkv[group.first_row : end, :heads].reshape(-1, heads // kv_heads, width)
             scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=self._scale)
             target = out[group.first_row : end].view(-1, heads // kv_heads, width)
             torch.bmm(torch.softmax(scores, -1), v, out=target)
-        for segment, mask in zip(self._flat.prefill, self._prefill_masks, strict=True):
+        for segment, (begin, mask) in zip(self._flat.prefill, sight.prefill, strict=True):
             end, length = segment.first_row + segment.rows, segment.start + segment.rows
             attended = functional.scaled_dot_product_attention(
                 qkv[None, segment.first_row : end, :heads].transpose(1, 2),
-                keys[None, segment.slot, :, :length],
-                values[None, segment.slot, :, :length],
+                keys[None, segment.slot, :, begin:length],
+                values[None, segment.slot, :, begin:length],
                 attn_mask=mask,
                 enable_gqa=heads != kv_heads,
             )
             out[segment.first_row : end].view(-1, heads, width).copy_(attended[0].transpose(0, 1))
 
 
-def _prefill_mask(rows: int, start: int) -> Tensor:
-    mask = torch.zeros(rows, start + rows)
-    mask[:, start:] = torch.full((rows, rows), -math.inf).triu_(1)
-    return mask
+def _first_seen(position: int, window: int | None) -> int:
+    """Return the first position to look at, a multiple of `KV_BLOCK`, for rows from `position` on."""
+    return 0 if window is None else max(0, position - window + 1) // KV_BLOCK * KV_BLOCK
+
+
+def _mask(positions: Tensor, begin: int, end: int, window: int | None) -> Tensor:
+    """Return what is added to the scores of rows over the positions from `begin` to `end`."""
+    seen, own = torch.arange(begin, end), positions[:, None]
+    hidden = seen > own
+    if window is not None:
+        hidden |= seen <= own - window
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -82,7 +83,10 @@ class TorchDecoder(BatchStepModel):
             kv_tokens=kv_tokens,
         )
         angles = torch.outer(torch.arange(self._max_context, dtype=torch.float32), weights.rotary_frequencies)
-        self._cosines, self._sines = angles.cos(), angles.sin()
+        self._cosines, self._sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+        # A window that no sequence outgrows hides nothing.
+        windows = [layer.window for layer in weights.layers]
+        self._windows = [None if window is None or window >= self._max_context else window for window in windows]
 
     @property
     def name(self) -> str:
@@ -195,10 +199,10 @@ class TorchDecoder(BatchStepModel):
         x = functional.embedding(torch.tensor(flat.tokens + flat.tokens[:1] * padding), weights.embedding).float()
         positions = torch.tensor(flat.positions + [0] * padding)
         rotation = _doubled(self._cosines[positions]), _doubled(self._sines[positions])
-        attention = Attention(flat, self._arena.layers[0].shape, spec.num_heads)
+        attention = Attention(flat, self._arena.layers[0].shape, spec.num_heads, set(self._windows))
         attended = torch.zeros(len(x), spec.num_heads * spec.head_dim)
-        for layer, kv in zip(weights.layers, self._arena.layers, strict=True):
-            self._run_layer(layer, x, rotation, attention, kv, attended, count)
+        for layer, window, kv in zip(weights.layers, self._windows, self._arena.layers, strict=True):
+            self._run_layer(layer, x, rotation, partial(attention, layer=kv, window=window), attended, count)
         wanted = torch.tensor(flat.outputs, dtype=torch.int64)
         hidden = functional.rms_norm(x[wanted], (spec.hidden_size,), weights.norm, spec.rms_norm_eps)
         if hidden_wanted:
@@ -213,8 +217,7 @@ class TorchDecoder(BatchStepModel):
         layer: LayerWeights,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        attention: Attention,
-        kv: Tensor,
+        attend: Callable[[Tensor, Tensor], None],
         attended: Tensor,
         count: int,
     ) -> None:
@@ -222,8 +225,13 @@ class TorchDecoder(BatchStepModel):
         spec = self._weights.spec
         normed = functional.rms_norm(x, (spec.hidden_size,), layer.attention_norm, spec.rms_norm_eps)
         qkv = layer.qkv(normed).view(len(x), -1, spec.head_dim)
-        _rotate(qkv[:, : spec.num_heads + spec.num_kv_heads], *rotation)
-        attention(qkv[:count], kv, attended[:count])
+        heads = qkv[:, : spec.num_heads + spec.num_kv_heads]
+        if layer.qk_norm is None:
+            _rotate(heads, *rotation, out=heads)
+        else:
+            scaled = functional.rms_norm(heads, (spec.head_dim,), None, spec.rms_norm_eps).mul_(layer.qk_norm)
+            _rotate(scaled, *rotation, out=heads)
+        attend(qkv[:count], attended[:count])
         x.add_(layer.attention_output(attended))
         normed = functional.rms_norm(x, (spec.hidden_size,), layer.mlp_norm, spec.rms_norm_eps)
         gate_up = layer.gate_up(normed)
@@ -252,12 +260,15 @@ def _doubled(half: Tensor) -> Tensor:
     return torch.cat((half, half), -1)[:, None]
 
 
-def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotate the pairs (i, i + width / 2) of each head, in place; cosines and sines are [rows, 1, width]."""
+def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor, *, out: Tensor) -> None:
+    """Rotate the pairs (i, i + width / 2) of heads, into `out`, which may be `heads`.
+
+    Cosines and sines are [rows, 1, width].
+    """
     half = heads.shape[-1] // 2
     straight, crossed = heads * cosines, heads * sines
-    torch.sub(straight[..., :half], crossed[..., half:], out=heads[..., :half])
-    torch.add(straight[..., half:], crossed[..., :half], out=heads[..., half:])
+    torch.sub(straight[..., :half], crossed[..., half:], out=out[..., :half])
+    torch.add(straight[..., half:], crossed[..., :half], out=out[..., half:])
 
 
 def _require_open(state: Slot) -> None:

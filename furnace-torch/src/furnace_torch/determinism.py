@@ -2,8 +2,8 @@
 
 Matrix kernels choose their way by the number of rows, and the choice differs between processors and versions. So
 nothing is assumed: every weight shape is tried with many row counts, and the smallest number of rows is looked for
-from which on they all agree. Steps with fewer rows are filled up to it. Then a one-layer model is run, alone and in
-company.
+from which on they all agree. Steps with fewer rows are filled up to it. Then a model of one layer of each kind is run,
+alone and in company.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from furnace.contracts import Chunk, ChunkKind, Output
 from furnace_torch.decoder import TorchDecoder
 from furnace_torch.flat_batch import GRID
+from furnace_torch.kv_arena import KV_BLOCK
 from furnace_torch.linear import Linear
 from furnace_torch.weights import DecoderWeights
 
@@ -53,8 +54,14 @@ def find_row_rule(weights: DecoderWeights) -> RowRule:
     if len(found) < len(needed):
         return RowRule(min_rows=1, deterministic=False)
     min_rows = max(found)
-    one_layer = replace(weights, spec=replace(weights.spec, num_layers=1), layers=weights.layers[:1])
-    return RowRule(min_rows, is_independent(one_layer, min_rows))
+    return RowRule(min_rows, is_independent(_shortened(weights), min_rows))
+
+
+def _shortened(weights: DecoderWeights) -> DecoderWeights:
+    """Return a model of one layer of each kind, with a window that a probe's few tokens outgrow."""
+    kinds = {layer.window is None: layer for layer in reversed(weights.layers)}
+    layers = tuple(layer if layer.window is None else replace(layer, window=KV_BLOCK) for layer in kinds.values())
+    return replace(weights, spec=replace(weights.spec, num_layers=len(layers)), layers=layers)
 
 
 def find_min_rows(linear: Linear, row_counts: tuple[int, ...]) -> int | None:

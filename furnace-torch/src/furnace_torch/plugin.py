@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchFactory", "TorchOptions", "furnace_engine", "load_decoder"]
 
+logger = logging.getLogger(__name__)
+
 # Without a word from the operator the KV cache may grow to this share of the machine's memory.
 _KV_SHARE = 4
 _KV_ITEM_BYTES = 4
@@ -59,6 +61,11 @@ class TorchFactory(EngineFactory[TorchOptions]):
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from furnace.checkpoint import open_checkpoint
 
+        if options.device == "cpu":
+            logger.info(
+                "on a CPU furnace-openvino is several times faster: pip install furnace-openvino, "
+                "then --engine openvino:MODEL"
+            )
         with open_checkpoint(model) as checkpoint:
             pipeline = furnace.TextPipeline.from_checkpoint(checkpoint, chat_template=context.chat_template)
             return furnace.Scheduled(load_decoder(checkpoint, options, context), pipeline)
@@ -83,7 +90,7 @@ def load_decoder(checkpoint: Checkpoint, options: TorchOptions, context: EngineC
     torch.set_num_threads(options.threads or context.threads)
     weights = load_weights(checkpoint, dtype=getattr(torch, options.dtype), progress=context.progress)
     rule = find_row_rule(weights)
-    logging.getLogger(__name__).debug(
+    logger.debug(
         "%s: rows are %sbitwise independent; linears get at least %d rows",
         checkpoint.name,
         "" if rule.deterministic else "not ",

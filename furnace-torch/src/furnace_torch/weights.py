@@ -18,10 +18,16 @@ __all__ = ["DecoderWeights", "LayerWeights", "load_weights"]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. `qkv` is queries, keys and values in one projection; `gate_up` the two first ones of the MLP."""
+    """One layer. `qkv` is queries, keys and values in one projection; `gate_up` the two first ones of the MLP.
+
+    `qk_norm`, if there is one, has a row for each head of the queries and then of the keys: [heads, head width]. A
+    token sees the last `window` ones, or all if that is None.
+    """
 
     attention_norm: Tensor
     qkv: Linear
+    qk_norm: Tensor | None
+    window: int | None
     attention_output: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -76,6 +82,12 @@ def load_weights(
         bias = _joined([checkpoint.tensor(f"{prefix}{name}.bias") for name in names]).to(dtype) if has_bias else None
         return make_linear(weight, bias, packed=packed)
 
+    def qk_norm(prefix: str) -> Tensor | None:
+        if not spec.qk_norm:
+            return None
+        heads = {"q_norm": spec.num_heads, "k_norm": spec.num_kv_heads}
+        return _joined([np.tile(checkpoint.tensor(prefix + name), (count, 1)) for name, count in heads.items()])
+
     embedding = _joined([checkpoint.tensor("embed")]).to(dtype)
     progress("loading weights", 1, total)
     layers = []
@@ -85,6 +97,8 @@ def load_weights(
             LayerWeights(
                 attention_norm=_joined([checkpoint.tensor(prefix + "attention.norm")]),
                 qkv=linear(prefix + "attention.", "q", "k", "v"),
+                qk_norm=qk_norm(prefix + "attention."),
+                window=spec.window(index),
                 attention_output=linear(prefix + "attention.", "o"),
                 mlp_norm=_joined([checkpoint.tensor(prefix + "mlp.norm")]),
                 gate_up=linear(prefix + "mlp.", "gate", "up"),

@@ -6,11 +6,13 @@ hub. The `Checkpoint` that it returns has a `DecoderSpec` and the tensors by rol
 
 from __future__ import annotations
 
-from furnace.checkpoint.checkpoint import BUILT_IN, Checkpoint, RawTensor, open_checkpoint
-from furnace.checkpoint.decoder_spec import DecoderSpec, LinearScaling, Llama3Scaling, RopeScaling, TableScaling
+from furnace.checkpoint.checkpoint import BUILT_IN, Checkpoint, Location, RawTensor, locate, open_checkpoint
+from furnace.checkpoint.decoder_spec import DecoderSpec
 from furnace.checkpoint.errors import CheckpointError
 from furnace.checkpoint.gguf import GgufFile, MetadataValue
 from furnace.checkpoint.quantization import DEQUANTIZABLE, TensorType, dequantize
+from furnace.checkpoint.rope import LinearScaling, Llama3Scaling, RopeScaling, TableScaling, YarnScaling
+from furnace.checkpoint.tensor_file import TensorFile
 
 __all__ = [
     "BUILT_IN",
@@ -21,11 +23,15 @@ __all__ = [
     "GgufFile",
     "LinearScaling",
     "Llama3Scaling",
+    "Location",
     "MetadataValue",
     "RawTensor",
     "RopeScaling",
     "TableScaling",
+    "TensorFile",
     "TensorType",
+    "YarnScaling",
     "dequantize",
+    "locate",
     "open_checkpoint",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from furnace.checkpoint.gguf import GgufFile, MetadataValue
 from furnace.checkpoint.mapped_file import read_json_object
 from furnace.checkpoint.quantization import TensorType
 from furnace.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile, shard_names
+from furnace.checkpoint.tensor_file import TensorFile
 from furnace.contracts.errors import quote
 
-__all__ = ["BUILT_IN", "Checkpoint", "RawTensor", "open_checkpoint"]
+__all__ = ["BUILT_IN", "Checkpoint", "Location", "RawTensor", "locate", "open_checkpoint"]
 
 BUILT_IN: Mapping[str, str] = MappingProxyType({"tiny-lm": "tiny_lm"})
 """Models that ship with furnace: their names, and their folders in this package."""
@@ -43,7 +44,7 @@ class RawTensor:
     Attributes:
         type: How its elements are stored; `type.name` is `F32`, `BF16`, `Q4_1` and so on.
         shape: Elements, outermost dimension first.
-        rows: uint8 [..., bytes of one row], read-only.
+        rows: uint8 [..., bytes of one row], read-only. A row is the innermost dimension, and whole blocks.
     """
 
     type: TensorType
@@ -51,31 +52,11 @@ class RawTensor:
     rows: NDArray[np.uint8]
 
 
-class _StoredTensor(Protocol):
-    """What is common to the tensors of both formats."""
-
-    @property
-    def type(self) -> TensorType: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-class _TensorFile(Protocol):
-    """What is common to the files of both formats."""
-
-    path: Path
-
-    @property
-    def tensors(self) -> Mapping[str, _StoredTensor]: ...
-    def raw(self, name: str) -> NDArray[np.uint8]: ...
-    def tensor(self, name: str) -> NDArray[np.float32]: ...
-
-
 @dataclass(frozen=True)
 class _Place:
     """Where the tensor of a role is: `heads` is above 0 if its rows are interleaved within each head."""
 
-    file: _TensorFile
+    file: TensorFile
     name: str
     heads: int = 0
 
@@ -133,14 +114,21 @@ class Checkpoint:
     def raw(self, role: str) -> RawTensor:
         """Return a tensor as it is stored, for engines that compute with 16-bit or quantized weights.
 
-        The rows are mapped, not copied, except where GGUF keeps them in another order (queries and keys).
+        They are in the same order as those of `tensor`, and mapped, not copied, except where GGUF keeps them in
+        another order (queries and keys of Llamas).
 
         Raises:
             KeyError: There is no such role.
         """
         place = self._places[role]
         stored = place.file.tensors[place.name]
-        return RawTensor(stored.type, stored.shape, _deinterleave(place.file.raw(place.name), place.heads))
+        rows = place.file.raw(place.name)
+        if place.heads:
+            # Of a bias each element moves, not each byte.
+            elements = rows.reshape(stored.shape[0], -1)
+            rows = _deinterleave(elements, place.heads).reshape(rows.shape)
+            rows.flags.writeable = False
+        return RawTensor(stored.type, stored.shape, rows)
 
     def rotary_frequencies(self) -> NDArray[np.float32]:
         """Return the angle per position of each rotary pair (i, i + head_dim / 2): float32 [head_dim / 2]."""
@@ -171,34 +159,61 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
+@dataclass(frozen=True)
+class Location:
+    """Where a model is on this machine.
+
+    Attributes:
+        name: A name to serve it under, as in `Checkpoint`.
+        path: A directory, or a GGUF file.
+    """
+
+    name: str
+    path: Path
+
+
+def open_checkpoint(model: str | os.PathLike[str] | Location) -> Checkpoint:
     """Open a model.
 
     Args:
         model: The name of a built-in model (`tiny-lm`); else a directory with config.json and safetensors, or a
             `.gguf` file; else `org/name[@revision]` or `org/name/file.gguf[@revision]` on the Hugging Face hub, which
             is fetched into its usual cache. A path that exists wins over the hub; `./tiny-lm` is always a path.
+            Or what `locate` found.
 
     Raises:
         CheckpointError: There is no such model, or its files are damaged or not supported.
     """
+    place = model if isinstance(model, Location) else locate(model)
+    opened = _open_directory if place.path.is_dir() else _open_gguf
+    return opened(place.path, place.name)
+
+
+def locate(model: str | os.PathLike[str], *, own_weights: Sequence[str] = ()) -> Location:
+    """Find a model as `open_checkpoint` does, fetching it from the hub, but don't open it.
+
+    Args:
+        model: As for `open_checkpoint`.
+        own_weights: Names of the weight files of a format that only the caller reads. A repository on the hub that has
+            them all is fetched with them, and without the weights that furnace reads.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
     text = os.fspath(model)
     if text in BUILT_IN:
-        return _open_directory(Path(__file__).with_name(BUILT_IN[text]), text)
+        return Location(text, Path(__file__).with_name(BUILT_IN[text]))
     path = _existing_path(text)
     if path is not None:
         # A directory may be given as `.` or through a link; its name is that of what it points to.
-        name = path.resolve().name if path.is_dir() else path.stem
-    else:
-        reference = hub.parse_hub_model(text)
-        if reference is None or text.startswith(("/", ".", "~")):
-            raise CheckpointError(
-                f"{quote(text)}: no such directory or file, and neither a built-in model "
-                f"({', '.join(BUILT_IN)}) nor a name on the hub (org/name)"
-            )
-        path = hub.fetch(reference)
-        name = reference.repository
-    return _open_directory(path, name) if path.is_dir() else _open_gguf(path, name)
+        return Location(path.resolve().name if path.is_dir() else path.stem, path)
+    reference = hub.parse_hub_model(text)
+    if reference is None or text.startswith(("/", ".", "~")):
+        raise CheckpointError(
+            f"{quote(text)}: no such directory or file, and neither a built-in model "
+            f"({', '.join(BUILT_IN)}) nor a name on the hub (org/name)"
+        )
+    return Location(reference.repository, hub.fetch(reference, own_weights))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -254,7 +269,7 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
         return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), gguf_metadata=file.metadata)
 
 
-_File = TypeVar("_File", GgufFile, SafetensorsFile)
+_File = TypeVar("_File", bound=TensorFile)
 
 
 def _opened(stack: ExitStack, file: _File) -> _File:

@@ -9,44 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from furnace.checkpoint.errors import CheckpointError
+from furnace.checkpoint.rope import RopeScaling, TableScaling, YarnScaling, scale_frequencies
 
-__all__ = ["DecoderSpec", "LinearScaling", "Llama3Scaling", "RopeScaling", "TableScaling"]
+__all__ = ["MAX_LAYERS", "DecoderSpec"]
 
 # No model comes near; the bound keeps products of sizes, and loops over them, within reason.
 _MAX_SIZE = 1 << 28
-_MAX_LAYERS = 1024
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """All rotary frequencies are divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """The scaling of Llama 3.1: long wavelengths are divided by `factor`, short ones stay, the middle is blended.
-
-    Attributes:
-        factor: Divisor of the frequencies whose wavelength exceeds `original_context / low_frequency_factor`.
-        low_frequency_factor: See `factor`.
-        high_frequency_factor: Wavelengths under `original_context / high_frequency_factor` stay.
-        original_context: Tokens that the model was first trained on.
-    """
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
-class TableScaling:
-    """Each rotary frequency is divided by its own factor, which the file holds in a tensor (role `rope.factors`)."""
-
-
-RopeScaling = LinearScaling | Llama3Scaling | TableScaling
+MAX_LAYERS = 1024
+"""No model with more layers is accepted."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +35,14 @@ class DecoderSpec:
         rms_norm_eps: Added to the mean square inside each norm.
         rope_theta: Base of the rotary frequencies.
         rope_scaling: How the frequencies are changed for long contexts, or None. Pairs are (i, i + head_dim / 2).
-        max_context: Tokens that the model was made for.
+        max_context: Tokens that the model was made for. YaRN stretches it: files often still have the old number.
         tie_word_embeddings: The head's weight is the embedding.
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The attention's output projection has a bias.
         mlp_bias: The three projections of the MLP have a bias.
+        qk_norm: Each head of the queries and of the keys goes through an RMS norm before it is rotated.
+        sliding_window: A token sees itself and what precedes it, this many tokens in all; None for everything.
+        full_attention_layers: Layers that see everything although there is a `sliding_window`.
     """
 
     architecture: str
@@ -88,6 +61,9 @@ class DecoderSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    full_attention_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         """Check the values against each other.
@@ -95,20 +71,41 @@ class DecoderSpec:
         Raises:
             CheckpointError: A size is out of bounds or doesn't fit another; the message names it.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
+        scaling = [] if self.rope_scaling is None else [self.rope_scaling]
+        for name, value in (
+            (field.name, getattr(owner, field.name)) for owner in (self, *scaling) for field in fields(owner)
+        ):
             if type(value) is int and not 1 <= value <= _MAX_SIZE:
-                raise CheckpointError(f"{field.name} is {value}; it must be between 1 and {_MAX_SIZE}")
+                raise CheckpointError(f"{name} is {value}; it must be between 1 and {_MAX_SIZE}")
             if type(value) is float and not (math.isfinite(value) and value > 0):
-                raise CheckpointError(f"{field.name} is {value}; it must be finite and above 0")
-        if self.num_layers > _MAX_LAYERS:
-            raise CheckpointError(f"num_layers is {self.num_layers}; at most {_MAX_LAYERS} are supported")
+                raise CheckpointError(f"{name} is {value}; it must be finite and above 0")
+        if self.num_layers > MAX_LAYERS:
+            raise CheckpointError(f"num_layers is {self.num_layers}; at most {MAX_LAYERS} are supported")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"num_heads, {self.num_heads}, is not a multiple of num_kv_heads, {self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim is {self.head_dim}; it must be even")
+        if isinstance(self.rope_scaling, YarnScaling):
+            self._check_yarn(self.rope_scaling)
+
+    def _check_yarn(self, scaling: YarnScaling) -> None:
+        if self.rope_theta <= 1:
+            raise CheckpointError(f"rope_theta is {self.rope_theta}; with yarn it must be above 1")
+        if scaling.beta_fast <= scaling.beta_slow:
+            raise CheckpointError(f"beta_fast is {scaling.beta_fast}; it must be above beta_slow, {scaling.beta_slow}")
+        reached = int(min(scaling.factor * scaling.original_context, _MAX_SIZE))
+        object.__setattr__(self, "max_context", max(self.max_context, reached))
+
+    def window(self, layer: int) -> int | None:
+        """Return how many tokens a token of a layer sees, itself included; None for all that precede it."""
+        return None if layer in self.full_attention_layers else self.sliding_window
+
+    @property
+    def rotary_scale(self) -> float:
+        """What the cosines and sines of the rotary embedding are multiplied by; not 1 with `YarnScaling` only."""
+        return self.rope_scaling.attention_factor if isinstance(self.rope_scaling, YarnScaling) else 1.0
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor that the decoder needs, by role.
@@ -120,6 +117,7 @@ class DecoderSpec:
         - for each layer i: `layers.{i}.attention.norm` and `layers.{i}.mlp.norm` [hidden];
           `layers.{i}.attention.q`, `.k`, `.v` and `.o`; `layers.{i}.mlp.gate`, `.up` and `.down`;
           and with `.bias` behind the name where the spec says that there is one
+        - with `qk_norm`, for each layer `layers.{i}.attention.q_norm` and `.k_norm` [head_dim]
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -139,6 +137,8 @@ class DecoderSpec:
             prefix = f"layers.{layer}."
             shapes[prefix + "attention.norm"] = (hidden,)
             shapes[prefix + "mlp.norm"] = (hidden,)
+            if self.qk_norm:
+                shapes[prefix + "attention.q_norm"] = shapes[prefix + "attention.k_norm"] = (self.head_dim,)
             for name, outputs, inputs, bias in projections:
                 shapes[prefix + name] = (outputs, inputs)
                 if bias:
@@ -157,22 +157,4 @@ class DecoderSpec:
             ValueError: `factors` is missing where the spec needs it.
         """
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
-        frequencies = self.rope_theta**-exponents
-        match self.rope_scaling:
-            case LinearScaling(factor):
-                frequencies /= factor
-            case Llama3Scaling():
-                frequencies = _scale_llama3(frequencies, self.rope_scaling)
-            case TableScaling():
-                if factors is None:
-                    raise ValueError("factors is missing: this model's rope scaling is a table")
-                frequencies /= factors
-        return frequencies.astype(np.float32)
-
-
-def _scale_llama3(frequencies: NDArray[np.float64], scaling: Llama3Scaling) -> NDArray[np.float64]:
-    # How often each pair turns within the original context decides between the two ends.
-    turns = scaling.original_context * frequencies / (2 * math.pi)
-    span = scaling.high_frequency_factor - scaling.low_frequency_factor
-    share = np.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
-    return frequencies * (share + (1.0 - share) / scaling.factor)
+        return scale_frequencies(self.rope_theta**-exponents, self.rope_scaling, factors).astype(np.float32)

@@ -11,23 +11,20 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self, TypeAlias
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from furnace.checkpoint.errors import CheckpointError
-from furnace.checkpoint.mapped_file import map_file
-from furnace.checkpoint.quantization import TENSOR_TYPES, TensorType, dequantize
+from furnace.checkpoint.quantization import TENSOR_TYPES
+from furnace.checkpoint.tensor_file import StoredTensor, TensorFile
 from furnace.contracts.errors import quote
 
-__all__ = ["GgufFile", "GgufTensor", "MetadataValue"]
+__all__ = ["GgufFile", "MetadataValue"]
 
 MetadataValue: TypeAlias = "str | int | float | bool | tuple[MetadataValue, ...]"
 
@@ -64,25 +61,6 @@ _U64 = struct.Struct("<Q")
 # The smallest entry has an empty name: length and type, then one byte of value, or one dimension, type and offset.
 _MIN_METADATA_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """Where a tensor lies in the file.
-
-    Attributes:
-        name: The tensor's name.
-        type: How its elements are stored.
-        shape: Row-major, outermost dimension first (GGUF itself writes the innermost first).
-        offset: First byte, from the start of the file.
-        nbytes: Stored bytes.
-    """
-
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class _Header:
@@ -190,35 +168,18 @@ class _Header:
             raise self.fail(f"{what} is not UTF-8") from None
 
 
-class GgufFile:
+class GgufFile(TensorFile):
     """A GGUF file, open and mapped.
 
     Attributes:
         path: The file.
-        metadata: All key-value pairs. Arrays are tuples.
         tensors: All tensors by name, in the order of the file.
+        metadata: All key-value pairs. Arrays are tuples.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open and check a file.
-
-        Args:
-            path: The file to open.
-
-        Raises:
-            CheckpointError: It can't be read, or its header contradicts the format or the file's size.
-        """
-        self.path = path
-        self._mapping = map_file(path)
-        try:
-            self._read_header()
-        except BaseException:
-            self._mapping.close()
-            raise
-
-    def _read_header(self) -> None:
-        header = _Header(self._mapping, self.path)
-        if self._mapping[: len(_MAGIC)] != _MAGIC:
+    def _read_header(self, mapping: mmap.mmap) -> dict[str, StoredTensor]:
+        header = _Header(mapping, self.path)
+        if mapping[: len(_MAGIC)] != _MAGIC:
             raise header.fail("it does not begin with the letters GGUF")
         header.take(len(_MAGIC), "the magic")
         version = header.u32("the version")
@@ -232,9 +193,7 @@ class GgufFile:
         alignment = self._alignment(header)
         tensors = [_read_tensor(header) for _ in range(tensor_count)]
         data_start = -(-header.position // alignment) * alignment
-        self.tensors: Mapping[str, GgufTensor] = MappingProxyType(
-            _place_tensors(header, tensors, data_start, len(self._mapping), alignment)
-        )
+        return _place_tensors(header, tensors, data_start, len(mapping), alignment)
 
     def _alignment(self, header: _Header) -> int:
         value = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -244,46 +203,6 @@ class GgufFile:
         if value < 1 or value & (value - 1):
             raise header.fail(f"general.alignment is {value}; it must be a power of two")
         return value
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the stored bytes of a tensor, read-only and mapped, not copied.
-
-        Returns:
-            uint8 [..., bytes of one row]: a row is the innermost dimension.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
-        tensor = self.tensors[name]
-        flat = np.frombuffer(self._mapping, np.uint8, tensor.nbytes, tensor.offset)
-        return flat.reshape(*tensor.shape[:-1], -1)
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor as float32. F32 tensors are a read-only view of the file.
-
-        Raises:
-            CheckpointError: Its type can't be converted.
-            KeyError: There is no such tensor.
-        """
-        tensor = self.tensors[name]
-        try:
-            return dequantize(self.raw(name), tensor.type)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: tensor {quote(name)}: {error}") from None
-
-    def close(self) -> None:
-        """Give the mapping back. While arrays from `raw` are alive it stays until they are gone."""
-        # BufferError: numpy arrays point into the mapping; the last of them unmaps it.
-        with suppress(BufferError):
-            self._mapping.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _read_metadata(header: _Header, count: int) -> dict[str, MetadataValue]:
@@ -296,7 +215,7 @@ def _read_metadata(header: _Header, count: int) -> dict[str, MetadataValue]:
     return metadata
 
 
-def _read_tensor(header: _Header) -> GgufTensor:
+def _read_tensor(header: _Header) -> StoredTensor:
     name = header.name("a tensor name")
     what = f"tensor {quote(name)}"
     dimensions = header.u32(f"the dimensions of {what}")
@@ -313,14 +232,14 @@ def _read_tensor(header: _Header) -> GgufTensor:
         raise header.fail(f"{what} has no elements")
     if shape[-1] % kind.block_size:
         raise header.fail(f"{what} has rows of {shape[-1]} elements; {kind.name} needs a multiple of {kind.block_size}")
-    return GgufTensor(name, kind, shape, offset, prod(shape) // kind.block_size * kind.block_bytes)
+    return StoredTensor(name, kind, shape, offset, prod(shape) // kind.block_size * kind.block_bytes)
 
 
 def _place_tensors(
-    header: _Header, tensors: list[GgufTensor], data_start: int, file_size: int, alignment: int
-) -> dict[str, GgufTensor]:
+    header: _Header, tensors: list[StoredTensor], data_start: int, file_size: int, alignment: int
+) -> dict[str, StoredTensor]:
     """Turn offsets from the data section into offsets from the start of the file, and check them."""
-    placed: dict[str, GgufTensor] = {}
+    placed: dict[str, StoredTensor] = {}
     for tensor in tensors:
         what = f"tensor {quote(tensor.name)}"
         if tensor.name in placed:
@@ -330,7 +249,7 @@ def _place_tensors(
         start = data_start + tensor.offset
         if start + tensor.nbytes > file_size:
             raise header.fail(f"{what} ends at byte {start + tensor.nbytes}, but the file ends at {file_size}")
-        placed[tensor.name] = GgufTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
+        placed[tensor.name] = StoredTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
     for first, second in pairwise(sorted(placed.values(), key=lambda tensor: tensor.offset)):
         if first.offset + first.nbytes > second.offset:
             raise header.fail(f"tensors {quote(first.name)} and {quote(second.name)} overlap")

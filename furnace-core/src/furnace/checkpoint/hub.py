@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,12 @@ def parse_hub_model(model: str) -> HubModel | None:
     return HubModel(match["repository"], file, revision or "main")
 
 
-def fetch(model: HubModel) -> Path:
+def fetch(model: HubModel, own_weights: Sequence[str] = ()) -> Path:
     """Return a local copy of a model, downloading what is not in the cache yet.
+
+    Args:
+        model: What to fetch.
+        own_weights: As for `choose_files`.
 
     Returns:
         The snapshot's directory, or the path of the GGUF file in it.
@@ -72,7 +77,7 @@ def fetch(model: HubModel) -> Path:
     try:
         # Not list_repo_files: without a network it tries again for half a minute before it says so.
         siblings = huggingface_hub.HfApi().model_info(model.repository, revision=model.revision).siblings
-        wanted = choose_files(model, [sibling.rfilename for sibling in siblings or ()])
+        wanted = choose_files(model, [sibling.rfilename for sibling in siblings or ()], own_weights)
         directory = huggingface_hub.snapshot_download(
             model.repository,
             revision=model.revision,
@@ -106,11 +111,16 @@ def fetch(model: HubModel) -> Path:
     return path / model.file
 
 
-def choose_files(model: HubModel, files: list[str]) -> list[str]:
+def choose_files(model: HubModel, files: list[str], own_weights: Sequence[str] = ()) -> list[str]:
     """Return which files of a repository a model needs: its weights, JSON files and chat template.
 
     Repositories often hold the same weights several times (other formats, other precisions, training states), so
     not everything is fetched.
+
+    Args:
+        model: What to fetch.
+        files: All files of the repository.
+        own_weights: Weight files of a format that only the caller reads, taken first if the repository has them all.
 
     Raises:
         CheckpointError: There are no weights that furnace reads, or several to choose from.
@@ -123,6 +133,8 @@ def choose_files(model: HubModel, files: list[str]) -> list[str]:
             present = _listed([name for name in files if name.endswith(".gguf")])
             raise CheckpointError(f"{model.repository}: there is no file {quote(model.file)}; it has {present}")
         return [*texts, model.file]
+    if own_weights and set(own_weights) <= set(top):
+        return [*texts, *own_weights]
     ggufs = [name for name in top if name.endswith(".gguf")]
     if INDEX_NAME in top:
         # `consolidated` files are a second copy of the weights under other names.
@@ -135,7 +147,8 @@ def choose_files(model: HubModel, files: list[str]) -> list[str]:
         raise CheckpointError(
             f"{model.repository}: it has several GGUF files; choose one as {model.repository}/FILE: {_listed(ggufs)}"
         )
-    raise CheckpointError(f"{model.repository}: it has neither {SINGLE_NAME}, nor {INDEX_NAME}, nor a GGUF file")
+    own = "".join(f"{name}, nor " for name in own_weights[:1])
+    raise CheckpointError(f"{model.repository}: it has neither {own}{SINGLE_NAME}, nor {INDEX_NAME}, nor a GGUF file")
 
 
 def _progress_bar() -> type[Any]:

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
-
-import numpy as np
-from numpy.typing import NDArray
 
 from furnace.checkpoint.errors import CheckpointError
-from furnace.checkpoint.mapped_file import map_file, parse_json_object, read_json_object
-from furnace.checkpoint.quantization import TensorType, dequantize
+from furnace.checkpoint.mapped_file import parse_json_object, read_json_object
+from furnace.checkpoint.quantization import TensorType
+from furnace.checkpoint.tensor_file import StoredTensor, TensorFile
 from furnace.contracts.errors import quote
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "SafetensorsFile", "SafetensorsTensor", "shard_names"]
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "SafetensorsFile", "shard_names"]
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -57,82 +52,11 @@ _DTYPES: Mapping[str, TensorType] = {
 }
 
 
-@dataclass(frozen=True)
-class SafetensorsTensor:
-    """Where a tensor lies in the file.
+class SafetensorsFile(TensorFile):
+    """One safetensors file, open and mapped."""
 
-    Attributes:
-        name: The tensor's name.
-        type: How its elements are stored; blocks of one element.
-        shape: Row-major, outermost dimension first.
-        offset: First byte, from the start of the file.
-        nbytes: Stored bytes.
-    """
-
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-class SafetensorsFile:
-    """One safetensors file, open and mapped.
-
-    Attributes:
-        path: The file.
-        tensors: All tensors by name.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open and check a file.
-
-        Args:
-            path: The file to open.
-
-        Raises:
-            CheckpointError: It can't be read, or its header contradicts the format or the file's size.
-        """
-        self.path = path
-        self._mapping = map_file(path)
-        try:
-            self.tensors: Mapping[str, SafetensorsTensor] = MappingProxyType(_read_header(self._mapping, path))
-        except BaseException:
-            self._mapping.close()
-            raise
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the stored bytes of a tensor, read-only and mapped, not copied.
-
-        Returns:
-            uint8 [..., bytes of one row]: a row is the innermost dimension.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
-        tensor = self.tensors[name]
-        shape = tensor.shape or (1,)
-        flat = np.frombuffer(self._mapping, np.uint8, tensor.nbytes, tensor.offset)
-        return flat.reshape(*shape[:-1], shape[-1] * tensor.type.block_bytes)
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor as float32. F32 tensors are a read-only view of the file where their alignment allows it.
-
-        Raises:
-            CheckpointError: Its type can't be converted.
-            KeyError: There is no such tensor.
-        """
-        tensor = self.tensors[name]
-        try:
-            return dequantize(self.raw(name), tensor.type).reshape(tensor.shape)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: tensor {quote(name)}: {error}") from None
-
-    def close(self) -> None:
-        """Give the mapping back. While arrays from `raw` are alive it stays until they are gone."""
-        # BufferError: numpy arrays point into the mapping; the last of them unmaps it.
-        with suppress(BufferError):
-            self._mapping.close()
+    def _read_header(self, mapping: mmap.mmap) -> dict[str, StoredTensor]:
+        return _read_header(mapping, self.path)
 
 
 def shard_names(directory: Path) -> Mapping[str, str]:
@@ -157,7 +81,7 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-def _read_header(mapping: mmap.mmap, path: Path) -> dict[str, SafetensorsTensor]:
+def _read_header(mapping: mmap.mmap, path: Path) -> dict[str, StoredTensor]:
     def fail(message: str) -> CheckpointError:
         return CheckpointError(f"{path}: not a valid safetensors file: {message}")
 
@@ -172,7 +96,7 @@ def _read_header(mapping: mmap.mmap, path: Path) -> dict[str, SafetensorsTensor]
         raise fail(f"the header is {length} bytes long; at most {_MAX_HEADER_BYTES} are read")
     entries = parse_json_object(mapping[_LENGTH_BYTES:data_start], f"{path}: the header")
     entries.pop("__metadata__", None)
-    tensors: dict[str, SafetensorsTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in entries.items():
         try:
             tensors[name] = _read_entry(name, entry, data_start)
@@ -188,7 +112,7 @@ def _read_header(mapping: mmap.mmap, path: Path) -> dict[str, SafetensorsTensor]
     return tensors
 
 
-def _read_entry(name: str, entry: object, data_start: int) -> SafetensorsTensor:
+def _read_entry(name: str, entry: object, data_start: int) -> StoredTensor:
     if not isinstance(entry, dict):
         raise CheckpointError("it is no object")
     dtype = entry.get("dtype")
@@ -204,7 +128,7 @@ def _read_entry(name: str, entry: object, data_start: int) -> SafetensorsTensor:
     nbytes = prod(shape) * kind.block_bytes
     if nbytes != offsets[1] - offsets[0]:
         raise CheckpointError(f"its shape needs {nbytes} bytes, but data_offsets give {offsets[1] - offsets[0]}")
-    return SafetensorsTensor(name, kind, shape, data_start + offsets[0], nbytes)
+    return StoredTensor(name, kind, shape, data_start + offsets[0], nbytes)
 
 
 def _counts(entry: dict[str, object], key: str) -> tuple[int, ...]:

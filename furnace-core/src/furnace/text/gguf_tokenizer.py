@@ -136,6 +136,8 @@ def _byte_level(metadata: Mapping[str, object], vocabulary: _Vocabulary, pre_tok
             merges.append((left, right))
     model = models.BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=pre_tokenizer.ignore_merges)
     backend = Backend(model)
+    if pre_tokenizer.composed:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_tokenizer.patterns),

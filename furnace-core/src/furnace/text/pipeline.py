@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,19 +136,41 @@ class TextPipeline:
         """
         if checkpoint.gguf_metadata is not None:
             return cls.from_gguf(checkpoint.gguf_metadata, chat_template=chat_template, isolate=isolate)
-        tokenizer_json = checkpoint.text_file("tokenizer.json")
+        return cls._from_text_files(checkpoint.text_file, checkpoint.name, chat_template, isolate)
+
+    @classmethod
+    def from_directory(
+        cls, directory: str | PathLike[str], *, chat_template: str | None = None, isolate: bool = True
+    ) -> TextPipeline:
+        """The pipeline of the text files in a directory, whatever its weights are.
+
+        Args:
+            directory: has ``tokenizer.json``; may have the other files of ``from_files``, under their usual names.
+            chat_template: template text that replaces the model's own.
+            isolate: as in ``from_files``.
+
+        Raises:
+            CheckpointError: as ``from_files``; also when there is no ``tokenizer.json``.
+        """
+
+        def text_file(name: str) -> Path | None:
+            path = Path(directory, name)
+            return path if path.is_file() else None
+
+        return cls._from_text_files(text_file, str(directory), chat_template, isolate)
+
+    @classmethod
+    def _from_text_files(
+        cls, text_file: Callable[[str], Path | None], name: str, chat_template: str | None, isolate: bool
+    ) -> TextPipeline:
+        tokenizer_json = text_file("tokenizer.json")
         if tokenizer_json is None:
-            raise CheckpointError(f"{quote(checkpoint.name)} has no tokenizer.json")
-        template_file = checkpoint.text_file("chat_template.jinja")
+            raise CheckpointError(f"{quote(name)} has no tokenizer.json")
+        template_file = text_file("chat_template.jinja")
         if chat_template is None and template_file is not None:
             chat_template = _read(template_file)
-        return cls._from_layout(
-            tokenizer_json,
-            checkpoint.text_file("tokenizer_config.json"),
-            chat_template,
-            checkpoint.text_file("generation_config.json"),
-            isolate,
-        )
+        config, generation = text_file("tokenizer_config.json"), text_file("generation_config.json")
+        return cls._from_layout(tokenizer_json, config, chat_template, generation, isolate)
 
     @classmethod
     def _assembled(

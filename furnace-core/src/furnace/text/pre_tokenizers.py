@@ -23,11 +23,14 @@ class PreTokenizer:
         patterns: regular expressions in Oniguruma's syntax, applied in this order.
         ignore_merges: a piece that is a token as a whole stays whole, whatever the merges say.
         add_bos: BOS is put first unless the file's ``add_bos_token`` says otherwise.
+        composed: text is brought to Unicode's composed form (NFC) first. llama.cpp leaves this out; the models' own
+            tokenizers have it.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    composed: bool = False
 
 
 _DIGIT = r"\p{N}"
@@ -95,7 +98,8 @@ _BY_PATTERNS: Final[tuple[tuple[PreTokenizer, str], ...]] = (
         "smollm starcoder refact command-r codeshell exaone minerva-7b",
     ),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS)), "falcon"),
-    (PreTokenizer((_QWEN2,)), "qwen2 deepseek-r1-qwen stablelm2 hunyuan megrez grok-2 solar-open kormo"),
+    (PreTokenizer((_QWEN2,), composed=True), "qwen2"),
+    (PreTokenizer((_QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan megrez grok-2 solar-open kormo"),
     (PreTokenizer((_QWEN35,)), "qwen35"),
     (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 minimax-m2"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),

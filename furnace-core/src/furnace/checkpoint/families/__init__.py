@@ -8,11 +8,13 @@ from __future__ import annotations
 from furnace.checkpoint.errors import CheckpointError
 from furnace.checkpoint.families.family import Family
 from furnace.checkpoint.families.llama import LLAMA
+from furnace.checkpoint.families.mistral import MISTRAL
+from furnace.checkpoint.families.qwen import QWEN2, QWEN3
 from furnace.contracts.errors import quote
 
 __all__ = ["FAMILIES", "Family", "family_for_config", "family_for_gguf"]
 
-FAMILIES: tuple[Family, ...] = (LLAMA,)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3)
 
 
 def family_for_config(architectures: object) -> Family:

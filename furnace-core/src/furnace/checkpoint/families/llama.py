@@ -1,4 +1,4 @@
-"""Llama 1 to 3, and what shares its shape: SmolLM, SmolLM2, TinyLlama, Yi, DeepSeek-LLM.
+"""Llama 1 to 3, and what shares its shape.
 
 Key names are those of transformers' LlamaConfig and of llama.cpp's gguf-py constants.
 """
@@ -11,6 +11,7 @@ __all__ = ["LLAMA"]
 
 LLAMA = Family(
     name="llama",
+    models=("Llama 1 to 3", "SmolLM", "SmolLM2", "TinyLlama", "Yi", "DeepSeek-LLM", "tiny-lm"),
     config_architectures=("LlamaForCausalLM",),
     config_keys={
         "vocab_size": ConfigKey("vocab_size"),
