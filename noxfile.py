@@ -17,11 +17,13 @@ nox.needs_version = ">=2025.10.14"  # the first with sessions that require other
 nox.options.default_venv_backend = "uv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-PACKAGES = ("furnace-core", "furnace-mock", "furnace-torch")
+PACKAGES = ("furnace-core", "furnace-mock", "furnace-openvino", "furnace-torch")
 EXAMPLES = Path("docs/examples")
 CORE_DISTRIBUTIONS = Path("tests/packaging/furnace-core-distributions.txt")
 # The profile `ci` of hypothesis has no deadline: a busy machine is not a failure. A test that hangs is one.
 PATIENT = ("--hypothesis-profile=ci", "--timeout=300")
+# What a part of the benchmarks compares furnace with, in an environment of its own.
+PEERS = {"http": ("fastapi", "httptools", "litserve", "uvicorn", "uvloop")}
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 
@@ -66,6 +68,17 @@ def examples(session: nox.Session) -> None:
     run_pytest(session, str(EXAMPLES), "tests/examples")
 
 
+@nox.session(reuse_venv=True, default=False, requires=["dev"])
+def bench(session: nox.Session) -> None:
+    """Measure what docs/performance says, on Linux: ``nox -s bench -- PART ARGUMENTS``; without a part, lists them."""
+    part, *arguments = session.posargs or [""]
+    if part in PEERS:
+        session.install(*PEERS[part])
+        arguments += ["--peers", f"{session.bin}/python"]
+    environment = {"FURNACE_SMOLLM2": str(smollm2(session))}
+    run_in_dev(session, "python", "-m", "benchmarks", part, *arguments, env=environment)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build every package, look into the wheels, and use them in an environment with nothing else."""
@@ -90,9 +103,10 @@ def build(session: nox.Session) -> None:
     if difference := sorted(installed ^ set(CORE_DISTRIBUTIONS.read_text().split())):
         session.error(f"furnace-core brings other distributions than {CORE_DISTRIBUTIONS} lists: {difference}")
     # furnace-torch without torch: listing engines must not import the framework.
-    session.run(*into_fresh, "--no-deps", str(wheels["furnace-mock"]), str(wheels["furnace-torch"]))
+    engines = [str(wheel) for package, wheel in wheels.items() if package != "furnace-core"]
+    session.run(*into_fresh, "--no-deps", *engines)
     python = str(fresh / BIN / "python")
-    for module in ("furnace", "furnace_mock", "furnace_torch"):
+    for module in ("furnace", "furnace_mock", "furnace_openvino", "furnace_torch"):
         session.run(python, "-c", f"import {module}", external=True)
     session.run(str(fresh / BIN / "furnace"), "--version", external=True)
     session.run(str(fresh / BIN / "furnace"), "engines", external=True)
@@ -107,6 +121,12 @@ def lowest(session: nox.Session) -> None:
         *nox.project.dependency_groups(PYPROJECT, "tests"),
     )
     session.run("pytest", *PATIENT, *(session.posargs or ("furnace-core/tests", "furnace-mock/tests")))
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def soak(session: nox.Session) -> None:
+    """Load, faults and time: disconnects, kills, overload, 30 minutes of mixed load; ``-- --help`` has the options."""
+    run_in_dev(session, "python", "tests/soak", *session.posargs)
 
 
 def dev_bin(session: nox.Session) -> Path:

@@ -34,6 +34,18 @@ def test_closing_wakes_a_waiting_consumer_with_nothing() -> None:
     asyncio.run(test())
 
 
+def test_nothing_is_waited_for_behind_the_last_event() -> None:
+    async def test() -> None:
+        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox.put([Text("a", [1])])
+        last = Finished(FinishReason.STOP, Usage())
+        mailbox.put([last])
+        assert await mailbox.take() == [Text("a", [1]), last]
+        assert await mailbox.take() == []
+
+    asyncio.run(test())
+
+
 def test_an_unread_mailbox_fails_and_keeps_nothing_of_what_gathered() -> None:
     async def test() -> None:
         mailbox = Mailbox(asyncio.get_running_loop())

@@ -155,6 +155,8 @@ class ProcessEngine(LlmEngine, TextService):
         if self._admission is not None and 0 < len(ids) <= self._admission.max_queue:
             self._admission.enter([Entry(id, requests[0].client, 0) for id in ids])
         generations = [RemoteGeneration(id, self._abort) for id in ids]
+        for generation, request in zip(generations, requests, strict=True):
+            generation.remote.key = request_key(request)
         try:
             await process.writable()
             # Before they are admitted: their first events may come in the same read as the admission.

@@ -1,0 +1,1 @@
+"""Measurements behind docs/performance: ``nox -s bench -- PART``."""
