@@ -240,7 +240,7 @@ def main(arguments: list[str]) -> None:
         console.print(sheet.rich())
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    if options.plot is not None:
+    if options.plot is not None and any(cell.rounds for cell in result.cells):
         draw(result, options.plot)
     if options.markdown is not None:
         write_tables(result, options.markdown)

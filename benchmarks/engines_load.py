@@ -94,7 +94,7 @@ class HttpServer:
     def __init__(self, command: Sequence[str], ready: str, environment: Mapping[str, str], folder: Path) -> None:
         self._server = Server(command, ready=ready, environment=environment, folder=folder)
         self._server.__enter__()
-        self._plan = Plan(target=Target(self._server.url), endpoint="completions", prompt=Lengths(130, 130))
+        self._plan = Plan(target=Target(self._server.url), endpoint="completions", timeout=300.0)
         self._client = Client(self._plan.target, self._plan, time.perf_counter)
         self._scale: PromptScale | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,13 +13,13 @@ from furnace.bench.comparison import METRICS
 
 __all__ = ["draw"]
 
-OURS = ("#d1495b", "#edae49")
-OTHERS = ("#30638e", "#4f9da6", "#8d96a3", "#b8b8b8")
+OURS = ("#d1495b", "#e88873", "#edae49")
+OTHERS = ("#30638e", "#4f9da6", "#9fd0c7", "#8d96a3", "#c4c4c4")
 
 
 def draw(result: Result, path: Path) -> None:
     """Write the picture: rates, and times to the first token, by load and engine."""
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(11, 8), layout="constrained")
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(14, 9), layout="constrained")
     upper, lower = figure.subplots(2, 1)
     machine = result.machine
     figure.suptitle(f"{result.model}: {machine.cpu}, {result.threads} threads for each engine", fontsize=11)
@@ -27,8 +28,9 @@ def draw(result: Result, path: Path) -> None:
     _bars(lower, result, "ttft", "{:.2g}")
     lower.set_title("seconds to the first token, logarithmic (less is better)", fontsize=10)
     lower.set_yscale("log")
+    lower.set_ylim(bottom=10 ** math.floor(math.log10(lower.dataLim.minpos[1])))
     handles, labels = upper.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
     figure.savefig(path, dpi=120)
 
 

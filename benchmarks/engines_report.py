@@ -37,6 +37,8 @@ def write_tables(result: Result, page: Path) -> None:
     )
     without = [f"- Without {name}: {why.splitlines()[0][:200]}" for name, why in result.missing.items()]
     remarks = [*without, *(f"- {problem}" for problem in result.problems)]
+    if (picture := page.with_suffix(".png")).exists():
+        head += f"\n\n![Output tokens a second and time to the first token, by load and engine]({picture.name})"
     put_into_page(page, "engines", "\n".join([head, "", *(sheet.markdown() for sheet in sheets(result)), *remarks]))
 
 

@@ -61,7 +61,7 @@ class LlamaLogProbs:
         theirs = content[20:begin].view("<i4").tolist()
         if theirs != tokens[: len(theirs)]:
             place = next(index for index, pair in enumerate(zip(theirs, tokens, strict=False)) if pair[0] != pair[1])
-            raise ValueError(f"llama.cpp makes other tokens of the text, from the {place}th on")
+            raise ValueError(f"llama.cpp makes other tokens of the text, from number {place} on")
         width = 2 * ((self._vocabulary + 1) // 2) + 4
         self._rows: NDArray[np.uint16] = content[begin:].view("<u2").reshape(windows, length - 1 - length // 2, width)
 

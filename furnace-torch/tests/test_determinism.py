@@ -1,14 +1,10 @@
-"""Rows are bitwise what they are alone, whoever shares the batch and wherever chunks are cut on the grid."""
+"""The probe at load. That its promise holds in any schedule is tested for all engines, in tests/engines."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,20 +15,12 @@ from furnace_torch.determinism import RowRule, find_min_rows, find_row_rule, is_
 from furnace_torch.linear import Linear, make_linear
 from furnace_torch.weights import DecoderWeights, load_weights
 
-GRID = 128
 Rows = NDArray[np.float32]
 
 
 @pytest.fixture(scope="session")
 def rule(tiny_weights: DecoderWeights) -> RowRule:
     return find_row_rule(tiny_weights)
-
-
-@pytest.fixture(scope="session")
-def model(tiny_weights: DecoderWeights, rule: RowRule) -> TorchDecoder:
-    if not rule.deterministic:
-        pytest.skip("on this machine no number of rows makes them independent, and the engine doesn't promise it")
-    return TorchDecoder(tiny_weights, name="tiny-lm", max_sequences=12, min_rows=rule.min_rows, deterministic=True)
 
 
 def run_alone(model: TorchDecoder, tokens: list[int], prompt: int) -> Rows:
@@ -44,65 +32,6 @@ def run_alone(model: TorchDecoder, tokens: list[int], prompt: int) -> Rows:
         rows.append(model.step([Chunk(state, token, position, ChunkKind.DECODE, Output.LAST)]))
     model.release(state)
     return np.concatenate(rows)
-
-
-class Sequence:
-    """One sequence of a random schedule."""
-
-    def __init__(self, model: TorchDecoder, tokens: list[int], prompt: int) -> None:
-        self.tokens, self.prompt = tokens, prompt
-        self.state = model.open()
-        self.rows: list[Rows] = []
-
-    @property
-    def done(self) -> bool:
-        return self.state.length == len(self.tokens)
-
-    def next_chunk(self, cells: int, drafts: int) -> Chunk:
-        start = self.state.length
-        if start < self.prompt:
-            end = min(self.prompt, (start // GRID + cells) * GRID)
-            output = Output.LAST if end == self.prompt else Output.NONE
-            return Chunk(self.state, self.tokens[start:end], start, ChunkKind.PREFILL, output)
-        end = min(len(self.tokens), start + drafts)
-        return Chunk(self.state, self.tokens[start:end], start, ChunkKind.DECODE, Output.ALL)
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_logits_are_bitwise_the_same_alone_and_in_any_schedule(data: st.DataObject, model: TorchDecoder) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30), "seed"))
-    sequences = []
-    for _ in range(data.draw(st.integers(2, 7), "sequences")):
-        prompt, following = int(rng.integers(1, 280)), int(rng.integers(1, 6))
-        sequences.append(Sequence(model, rng.integers(0, model.vocab_size, prompt + following).tolist(), prompt))
-    while waiting := [sequence for sequence in sequences if not sequence.done]:
-        chosen = [s for s in waiting if rng.random() < 0.7] or waiting[:1]
-        rng.shuffle(chosen)
-        batch = [s.next_chunk(int(rng.integers(1, 3)), int(rng.integers(1, 4))) for s in chosen]
-        rows = np.array(model.step(batch))
-        for sequence, chunk in zip(chosen, batch, strict=True):
-            count = {Output.NONE: 0, Output.LAST: 1, Output.ALL: len(chunk.tokens)}[chunk.output]
-            sequence.rows.append(rows[:count])
-            rows = rows[count:]
-    for sequence in sequences:
-        model.release(sequence.state)
-    assert model.kv_tokens_used == 0
-    for sequence in sequences[:3]:
-        together = np.concatenate(sequence.rows)
-        np.testing.assert_array_equal(together, run_alone(model, sequence.tokens, sequence.prompt))
-
-
-def test_a_prompt_of_a_fork_on_the_grid_is_bitwise_its_own(model: TorchDecoder, random_tokens: Any) -> None:
-    tokens = random_tokens(200, model.vocab_size)
-    origin = model.open()
-    model.step([Chunk(origin, tokens[:150], 0, ChunkKind.PREFILL, Output.NONE)])
-    copy, kept = model.fork(origin, GRID)
-    assert kept == GRID
-    rows = model.step([Chunk(copy, tokens[GRID:], GRID, ChunkKind.PREFILL, Output.LAST)])
-    np.testing.assert_array_equal(rows, run_alone(model, tokens, len(tokens)))
-    model.release(origin)
-    model.release(copy)
 
 
 class DependentLinear(Linear):

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from furnace import GenerateRequest, LlmEngine, Message, SamplingParams, Server
+from furnace import GenerateRequest, Message, SamplingParams, Server
 from furnace.contracts import Finished, Generation, Text
 from furnace.plugins import load_engine
 
@@ -43,12 +43,16 @@ async def tokens(generation: Generation) -> list[int]:
     return ids
 
 
-@pytest.fixture(scope="module")
-def engine() -> LlmEngine:
-    return load_engine("torch:tiny-lm")
+@pytest.fixture(scope="module", params=["openvino:tiny-lm", "torch:tiny-lm"])
+def spec(request: pytest.FixtureRequest) -> str:
+    """Each engine that computes."""
+    chosen: str = request.param
+    return chosen
 
 
-def test_32_streams_at_once_equal_their_solo_runs_token_by_token(engine: LlmEngine) -> None:
+def test_32_streams_at_once_equal_their_solo_runs_token_by_token(spec: str) -> None:
+    engine = load_engine(spec)
+
     async def test() -> None:
         await engine.start()
         try:
@@ -63,12 +67,12 @@ def test_32_streams_at_once_equal_their_solo_runs_token_by_token(engine: LlmEngi
     asyncio.run(test())
 
 
-def test_a_prompt_gets_the_same_text_alone_and_beside_one_to_seven_others() -> None:
+def test_a_prompt_gets_the_same_text_alone_and_beside_one_to_seven_others(spec: str) -> None:
     prompt = [Message("user", "Tell me a story about a blue stone.")]
     request = GenerateRequest.chat(prompt, SamplingParams.greedy(max_tokens=32))
 
     async def test() -> None:
-        engine = load_engine("torch:tiny-lm")
+        engine = load_engine(spec)
         await engine.start()
         try:
             alone = await tokens(await engine.generate(request))
@@ -82,7 +86,7 @@ def test_a_prompt_gets_the_same_text_alone_and_beside_one_to_seven_others() -> N
     asyncio.run(test())
 
 
-def test_32_streams_over_http_equal_their_solo_answers() -> None:
+def test_32_streams_over_http_equal_their_solo_answers(spec: str) -> None:
     async def stream(client: openai.AsyncOpenAI, number: int) -> str:
         text = ""
         kwargs: dict[str, Any] = {"temperature": 0.9 if number % 2 else 0.0, "seed": number, "max_tokens": 24}
@@ -103,5 +107,5 @@ def test_32_streams_over_http_equal_their_solo_answers() -> None:
             assert together == alone
             assert len(set(alone)) > STREAMS // 2
 
-    with Server(port=0).llm("torch:tiny-lm").background() as server:
+    with Server(port=0).llm(spec).background() as server:
         asyncio.run(test(server.url))

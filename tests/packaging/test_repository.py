@@ -12,7 +12,12 @@ import pytest
 import furnace
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"furnace-core": "furnace", "furnace-mock": "furnace_mock", "furnace-torch": "furnace_torch"}
+PACKAGES = {
+    "furnace-core": "furnace",
+    "furnace-mock": "furnace_mock",
+    "furnace-openvino": "furnace_openvino",
+    "furnace-torch": "furnace_torch",
+}
 CHECKS = 'python3 -m venv .venv && .venv/bin/pip install "nox[uv]" && .venv/bin/nox'
 SERVE = (
     "python3 -m venv .venv && .venv/bin/pip install ./furnace-core ./furnace-torch"

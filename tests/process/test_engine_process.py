@@ -148,6 +148,20 @@ def test_what_a_full_queue_can_not_take_is_refused_without_asking_the_engine_pro
     run(test())
 
 
+def test_a_generation_may_be_dropped_while_another_is_being_admitted() -> None:
+    async def test() -> None:
+        async with started(engine_of("mock:lorem?max_sequences=1&step_delay=0.001")) as engine:
+            dropped = await engine.generate(ask("x"))
+            assert engine._admission is not None
+            # Garbage is collected anywhere, also here.
+            with engine._admission._lock:
+                del dropped
+                gc.collect()
+            await until(lambda: (stats := engine.stats()) is not None and stats.cancelled == 1)
+
+    run(test())
+
+
 def test_tokenizing_happens_in_the_engine_process() -> None:
     async def test() -> None:
         async with started(engine_of("mock:echo")) as engine:

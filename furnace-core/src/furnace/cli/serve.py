@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -169,6 +170,9 @@ def serve(config: ServeConfig) -> None:
         nonlocal ready
         ready = True
         progress.close()
+        # What is there now stays: a full collection, for which every stream waits, takes half the time without it.
+        gc.collect()
+        gc.freeze()
         if not is_loopback(config.host):
             logger.warning("anybody who can reach %s can use the models: there are no keys", url)
         click.echo(f"furnace: serving {', '.join(server.models)} on {url}")

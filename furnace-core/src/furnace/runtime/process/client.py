@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -90,6 +91,8 @@ class ProcessEngine(LlmEngine, TextService):
         # What the engine's own queue looks like from here. Asking it is slow when thousands come at once: each would
         # wait for the admission, and the tokenizing, of all before it.
         self._admission: Admission | None = None
+        # Cancelled, and still in it.
+        self._left: deque[int] = deque()
         self._watching: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
 
@@ -151,6 +154,8 @@ class ProcessEngine(LlmEngine, TextService):
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         process = self._running()
         ids = [next(self._numbers) for _ in requests]
+        while self._left:
+            self._leave_queue(self._left.popleft(), False)
         # More than it can ever hold is for the engine to refuse, for good.
         if self._admission is not None and 0 < len(ids) <= self._admission.max_queue:
             self._admission.enter([Entry(id, requests[0].client, 0) for id in ids])
@@ -204,7 +209,8 @@ class ProcessEngine(LlmEngine, TextService):
 
     def _abort(self, id: int) -> None:
         """From a generation that was closed, or dropped; the latter also from another thread's garbage collection."""
-        self._leave_queue(id, served=False)
+        # Later: garbage may be collected while this very thread holds the lock of the admission.
+        self._left.append(id)
         if self._open.pop(id, None) is not None and self._process is not None:
             self._process.send_soon(frames.Abort(id))
 
@@ -250,7 +256,7 @@ class ProcessEngine(LlmEngine, TextService):
                     waited = remote.started is None
                     ended = remote.put(events)
                     if waited:
-                        self._leave_queue(id, served=remote.started is not None)
+                        self._leave_queue(id, remote.started is not None)
                     if ended:
                         del self._open[id]
                     elif remote.mailbox.overflowed:
@@ -272,7 +278,7 @@ class ProcessEngine(LlmEngine, TextService):
                 if self._handshake is not None and not self._handshake.done():
                     self._handshake.set_exception(ProcessStartError(reason))
 
-    def _leave_queue(self, id: int, *, served: bool) -> None:
+    def _leave_queue(self, id: int, served: bool) -> None:
         if self._admission is not None:
             self._admission.leave(id, served=served)
 

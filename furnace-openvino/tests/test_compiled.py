@@ -1,0 +1,25 @@
+"""Which form of the weights this processor can multiply."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from furnace_openvino.compiled import usable_precision
+
+SCRIPT = "from furnace_openvino.compiled import usable_precision; print(usable_precision('fast'))"
+
+
+def test_the_exact_form_is_always_usable() -> None:
+    assert usable_precision("exact") == "exact"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable names instructions of x86")
+def test_without_vnni_the_exact_form_stands_in_for_the_fast_one() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "exact"

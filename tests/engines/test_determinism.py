@@ -1,0 +1,121 @@
+"""Rows are bitwise what they are alone, whoever shares the batch and wherever chunks are cut on the grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from furnace.contracts import Chunk, ChunkKind, Output
+
+
+@pytest.fixture(scope="module")
+def model(engine: Any) -> Any:
+    model = engine.load(max_sequences=33)
+    if not model.capabilities.deterministic:
+        pytest.skip("rows depend on each other on this machine, and the engine doesn't promise anything else")
+    return model
+
+
+class Sequence:
+    """One sequence of a random schedule."""
+
+    def __init__(self, model: Any, tokens: list[int], prompt: int) -> None:
+        self.tokens, self.prompt, self.grid = tokens, prompt, model.limits.grid
+        self.state = model.open()
+        self.length = 0
+        self.rows: list[NDArray[np.float32]] = []
+
+    @property
+    def done(self) -> bool:
+        return self.length == len(self.tokens)
+
+    def next_chunk(self, cells: int, drafts: int) -> Chunk:
+        start = self.length
+        if start < self.prompt:
+            self.length = min(self.prompt, (start // self.grid + cells) * self.grid)
+            output = Output.LAST if self.length == self.prompt else Output.NONE
+            return Chunk(self.state, self.tokens[start : self.length], start, ChunkKind.PREFILL, output)
+        self.length = min(len(self.tokens), start + drafts)
+        return Chunk(self.state, self.tokens[start : self.length], start, ChunkKind.DECODE, Output.ALL)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_logits_are_bitwise_the_same_alone_and_in_any_schedule(data: st.DataObject, model: Any, drive: Any) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30), "seed"))
+    near_grid = st.integers(1, 4).flatmap(lambda cells: st.integers(-2, 2).map(lambda off: cells * 32 + off))
+    sequences = []
+    for _ in range(data.draw(st.integers(2, 9), "sequences")):
+        prompt = data.draw(st.one_of(st.integers(1, 280), near_grid), "prompt")
+        following = int(rng.integers(1, 6))
+        sequences.append(Sequence(model, rng.integers(0, model.vocab_size, prompt + following).tolist(), prompt))
+    while waiting := [sequence for sequence in sequences if not sequence.done]:
+        chosen = [s for s in waiting if rng.random() < 0.7] or waiting[:1]
+        rng.shuffle(chosen)
+        batch = [s.next_chunk(int(rng.integers(1, 3)), int(rng.integers(1, 4))) for s in chosen]
+        rows = np.array(model.step(batch))
+        for sequence, chunk in zip(chosen, batch, strict=True):
+            count = {Output.NONE: 0, Output.LAST: 1, Output.ALL: len(chunk.tokens)}[chunk.output]
+            sequence.rows.append(rows[:count])
+            rows = rows[count:]
+    for sequence in sequences:
+        model.release(sequence.state)
+    assert model.kv_tokens_used == 0
+    for sequence in sequences[:3]:
+        together = np.concatenate(sequence.rows)
+        np.testing.assert_array_equal(together, drive(model).alone(sequence.tokens, sequence.prompt))
+
+
+def test_rows_are_bitwise_the_same_in_every_width_up_to_32(model: Any, drive: Any, random_tokens: Any) -> None:
+    prompts = [random_tokens(5 + 9 * place, model.vocab_size, seed=place) for place in range(32)]
+    following = random_tokens(32, model.vocab_size, seed=99)
+    alone = [drive(model).alone([*prompt, *following], len(prompt)) for prompt in prompts[:6]]
+    states = [model.open() for _ in prompts]
+    for state, prompt in zip(states, prompts, strict=True):
+        drive(model).prefill(state, prompt)
+    # Step by step one stream fewer, until the first one is alone.
+    for step, width in enumerate(range(32, 0, -1)):
+        chunks = [
+            Chunk(state, following[step : step + 1], len(prompt) + step, ChunkKind.DECODE, Output.LAST)
+            for state, prompt in zip(states[:width], prompts, strict=False)
+        ]
+        rows = np.array(model.step(chunks))
+        for place in range(min(width, 6)):
+            np.testing.assert_array_equal(rows[place], alone[place][step + 1])
+    for state in states:
+        model.release(state)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 50])
+def test_a_prompt_behind_a_fork_on_the_grid_is_bitwise_its_own(
+    behind: int, model: Any, drive: Any, random_tokens: Any
+) -> None:
+    grid = model.limits.grid
+    tokens = random_tokens(grid + behind, model.vocab_size)
+    origin = model.open()
+    drive(model).prefill(origin, random_tokens(1, model.vocab_size) + tokens[1:grid] + [5] * 22)
+    model.truncate(origin, 0)
+    drive(model).prefill(origin, [*tokens[:grid], *[7] * 22])
+    copy, kept = model.fork(origin, grid)
+    assert kept == grid
+    rows = drive(model).prefill(copy, tokens[grid:], grid)
+    np.testing.assert_array_equal(rows, drive(model).alone(tokens, len(tokens)))
+    model.release(origin)
+    model.release(copy)
+
+
+def test_a_replay_of_several_tokens_at_once_is_bitwise_the_decoding(model: Any, drive: Any, random_tokens: Any) -> None:
+    prompt, most = 60, model.limits.max_decode_tokens
+    tokens = random_tokens(prompt + 4 * most, model.vocab_size)
+    alone = drive(model).alone(tokens, prompt)
+    state = model.open()
+    drive(model).prefill(state, tokens[:prompt])
+    for start in range(prompt, len(tokens), most):
+        rows = drive(model).decode(state, tokens[start : start + most], start)
+        np.testing.assert_array_equal(rows, alone[start - prompt + 1 : start - prompt + 1 + most])
+    model.release(state)
