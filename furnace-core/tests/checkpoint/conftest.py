@@ -159,7 +159,7 @@ def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 def stored_rows(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
     """A tensor quantized; for types that the gguf package only reads, blocks of random bytes."""
-    if kind.name not in ("Q4_K", "Q6_K"):
+    if not kind.name.endswith(("_K", "_NL")):
         return gguf.quants.quantize(tensor, kind)
     shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)

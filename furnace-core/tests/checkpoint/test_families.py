@@ -153,7 +153,7 @@ def test_the_window_of_a_gguf_file_holds_for_all_layers(write_gguf: Callable[...
             assert [file.spec.window(layer) for layer in range(2)] == [expected, expected]
 
 
-@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
 def test_raw_rows_are_read_only_in_the_order_of_the_tensor_and_biases_too(
     quantization: str, llama_config: dict[str, object], write_gguf: Callable[..., Path]
 ) -> None:
@@ -171,7 +171,7 @@ def test_raw_rows_are_read_only_in_the_order_of_the_tensor_and_biases_too(
             np.testing.assert_array_equal(raw.rows, expected)
 
 
-@pytest.mark.parametrize("quantization", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("quantization", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
 def test_rows_of_blocks_of_256_are_put_in_order_whole(
     quantization: str, wide_llama_weights: Weights, write_gguf: Callable[..., Path]
 ) -> None:

@@ -24,6 +24,13 @@ _Floats = NDArray[np.float32]
 # Blocks converted at a time, so that the intermediate arrays stay in the processor's cache.
 _ELEMENTS_AT_A_TIME = 1 << 17
 
+# What the 16 numbers of IQ4_NL stand for (`kvalues_iq4nl`), and twice what those of MXFP4 do (`kvalues_mxfp4`: a sign,
+# two bits of exponent, one of mantissa, but without a negative zero).
+_IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+# Half the power of two that a scale of MXFP4 is. ggml has no NaN for 255.
+_MXFP4_SCALES = np.ldexp(np.float32(1), np.arange(-128, 128, dtype=np.int32))
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -132,11 +139,18 @@ def _q8_0(blocks: _Blocks, out: _Floats) -> None:
     np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks, 0), out=out)
 
 
-def _nibbles(packed: _Blocks, out: _Floats) -> None:
-    """Write the low and then the high halves of `packed` bytes [blocks, n] to `out` [blocks, 2n]."""
-    width = packed.shape[1]
-    out[:, :width] = packed & np.uint8(15)
-    out[:, width:] = packed >> np.uint8(4)
+def _nibbles(packed: _Blocks, out: _Floats | _Blocks) -> None:
+    """Write the low and then the high halves of `packed` bytes [..., n] to `out` [..., 2n]."""
+    width = packed.shape[-1]
+    out[..., :width] = packed & np.uint8(15)
+    out[..., width:] = packed >> np.uint8(4)
+
+
+def _planes(packed: _Blocks, bits: int) -> _Blocks:
+    """Cut each byte of `packed` [..., n] into numbers of 1 or 2 bits, from the lowest: [..., 8 / bits, n]."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    planes: _Blocks = (packed[..., None, :] >> shifts[:, None]) & np.uint8((1 << bits) - 1)
+    return planes
 
 
 def _q4_0(blocks: _Blocks, out: _Floats) -> None:
@@ -151,6 +165,70 @@ def _q4_1(blocks: _Blocks, out: _Floats) -> None:
     out += _halves(blocks, 2)
 
 
+def _fifth_bits(packed: _Blocks) -> _Blocks:
+    """16 where a bit of `packed` [blocks, 4] is set, and 0 where not: [blocks, 32]."""
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q5_0(blocks: _Blocks, out: _Floats) -> None:
+    _nibbles(blocks[:, 6:], out)
+    out += _fifth_bits(blocks[:, 2:6])
+    out -= np.float32(16)
+    out *= _halves(blocks, 0)
+
+
+def _q5_1(blocks: _Blocks, out: _Floats) -> None:
+    _nibbles(blocks[:, 8:], out)
+    out += _fifth_bits(blocks[:, 4:8])
+    out *= _halves(blocks, 0)
+    out += _halves(blocks, 2)
+
+
+def _iq4_nl(blocks: _Blocks, out: _Floats) -> None:
+    _look_up(_IQ4_NL_VALUES, blocks[:, 2:], out)
+    out *= _halves(blocks, 0)
+
+
+def _mxfp4(blocks: _Blocks, out: _Floats) -> None:
+    _look_up(_MXFP4_VALUES, blocks[:, 1:], out)
+    out *= _MXFP4_SCALES[blocks[:, :1]]
+
+
+def _look_up(values: _Floats, packed: _Blocks, out: _Floats) -> None:
+    """Write the values that the low and then the high halves of `packed` bytes [blocks, n] stand for."""
+    quants = np.empty(out.shape, np.uint8)
+    _nibbles(packed, quants)
+    # All indices are in range; to raise otherwise, numpy would write to a buffer first.
+    np.take(values, quants, out=out, mode="clip")
+
+
+def _q2_k(blocks: _Blocks, out: _Floats) -> None:
+    # Two halves of 128 elements: 32 bytes with two bits of four elements each.
+    out.reshape(-1, 2, 4, 32)[:] = _planes(blocks[:, 16:80].reshape(-1, 2, 32), 2)
+    groups = out.reshape(-1, 16, 16)
+    groups *= (_halves(blocks, 80) * (blocks[:, :16] & np.uint8(15)))[:, :, None]
+    groups -= (_halves(blocks, 82) * (blocks[:, :16] >> np.uint8(4)))[:, :, None]
+
+
+def _q3_k_scales(packed: _Blocks) -> _Floats:
+    """Unpack sixteen 6-bit scales from 12 bytes: the low four bits of all, then the upper two: float32 [blocks, 16]."""
+    scales = np.empty((len(packed), 16), np.uint8)
+    _nibbles(packed[:, :8], scales)
+    scales |= _planes(packed[:, 8:], 2).reshape(-1, 16) << np.uint8(4)
+    return scales.astype(np.float32) - np.float32(32)
+
+
+def _q3_k(blocks: _Blocks, out: _Floats) -> None:
+    # Two halves of 128 elements: 32 bytes with the two low bits of four elements each. The third bits of each run of 32
+    # elements are one bit of 32 other bytes, of the first run the lowest.
+    quants = _planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 8, 32)
+    quants |= _planes(blocks[:, :32], 1) << np.uint8(2)
+    out[:] = quants.reshape(-1, 256)
+    out -= np.float32(4)
+    groups = out.reshape(-1, 16, 16)
+    groups *= (_halves(blocks, 108) * _q3_k_scales(blocks[:, 96:108]))[:, :, None]
+
+
 def _q4_k_scales(packed: _Blocks) -> tuple[_Floats, _Floats]:
     """Unpack eight 6-bit scales and eight 6-bit minimums from 12 bytes: float32 [blocks, 8] each."""
     low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
@@ -159,26 +237,34 @@ def _q4_k_scales(packed: _Blocks) -> tuple[_Floats, _Floats]:
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
-def _q4_k(blocks: _Blocks, out: _Floats) -> None:
+def _scale_q4_k(blocks: _Blocks, out: _Floats) -> None:
     scales, minimums = _q4_k_scales(blocks[:, 4:16])
+    groups = out.reshape(-1, 8, 32)
+    groups *= (_halves(blocks, 0) * scales)[:, :, None]
+    groups -= (_halves(blocks, 2) * minimums)[:, :, None]
+
+
+def _q4_k(blocks: _Blocks, out: _Floats) -> None:
     # Four runs of 32 bytes; each holds two groups of 32 elements, in its low and in its high halves.
-    packed = blocks[:, 16:].reshape(-1, 4, 32)
-    groups = out.reshape(-1, 4, 2, 32)
-    groups[:, :, 0] = packed & np.uint8(15)
-    groups[:, :, 1] = packed >> np.uint8(4)
-    flat_groups = out.reshape(-1, 8, 32)
-    flat_groups *= (_halves(blocks, 0) * scales)[:, :, None]
-    flat_groups -= (_halves(blocks, 2) * minimums)[:, :, None]
+    _nibbles(blocks[:, 16:].reshape(-1, 4, 32), out.reshape(-1, 4, 64))
+    _scale_q4_k(blocks, out)
+
+
+def _q5_k(blocks: _Blocks, out: _Floats) -> None:
+    # Q4_K, and the fifth bits as Q3_K has the third ones.
+    _nibbles(blocks[:, 48:].reshape(-1, 4, 32), out.reshape(-1, 4, 64))
+    groups = out.reshape(-1, 8, 32)
+    groups += _planes(blocks[:, 16:48], 1) << np.uint8(4)
+    _scale_q4_k(blocks, out)
 
 
 def _q6_k(blocks: _Blocks, out: _Floats) -> None:
     # Two halves of 128 elements: 64 bytes of low nibbles, and 32 bytes with the two upper bits of four elements each.
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     quants = np.empty((len(blocks), 2, 4, 32), np.uint8)
     quants[:, :, 0:2] = low & np.uint8(15)
     quants[:, :, 2:4] = low >> np.uint8(4)
-    quants |= ((high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)) << np.uint8(4)
+    quants |= _planes(blocks[:, 128:192].reshape(-1, 2, 32), 2) << np.uint8(4)
     out[:] = quants.reshape(len(blocks), 256)
     out -= np.float32(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -192,8 +278,15 @@ _CONVERTERS: Mapping[str, Callable[[_Blocks, _Floats], None]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
 }
 
 DEQUANTIZABLE: tuple[str, ...] = ("F32", *_CONVERTERS)
