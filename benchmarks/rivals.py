@@ -81,10 +81,11 @@ def _llama_server(title: str, options: str) -> Setting:
 
 def _genai(model: str) -> tuple[Setting, ...]:
     command = ["{python}", "-m", "benchmarks.rivals_genai", model, "{threads}"]
-    single = ["INFERENCE_PRECISION_HINT=f32", "KV_CACHE_PRECISION=f32"]
+    single = [*command, "INFERENCE_PRECISION_HINT=f32"]
     return (
         Setting("its defaults", command, ready=None),
-        Setting("float32 arithmetic and KV cache", [*command, *single], ready=None),
+        Setting("float32 arithmetic and KV cache", [*single, "KV_CACHE_PRECISION=f32"], ready=None),
+        Setting("float32 arithmetic, float16 KV cache", [*single, "KV_CACHE_PRECISION=f16"], ready=None),
     )
 
 

@@ -42,18 +42,18 @@ class OpenVinoOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     Attributes:
         precision: `exact` computes with the weights as they are in the file. `fast` has them in 8 bits and quantizes
             the activations too: faster, and close (KL to fp32 under 0.01).
-        kv_precision: Type of the KV cache. `f16` and `u8` need a half and a quarter of the memory of `f32`; with
-            `u8`, text may depend on who else is being served.
+        kv_precision: Type of the KV cache. `f32` needs twice the memory of `f16`, `u8` half; with `u8`, text may
+            depend on who else is being served.
         threads: Compute threads; None for what furnace found usable.
         max_sequences: Sequences open at once, running and cached.
         max_step_tokens: Prompt tokens in one step: more is faster for prompts, less keeps streams smoother.
     """
 
     precision: Literal["exact", "fast"] = "fast"
-    kv_precision: Literal["f32", "f16", "u8"] = "f32"
+    kv_precision: Literal["f16", "f32", "u8"] = "f16"
     threads: _Count | None = None
     max_sequences: _Count = 32
-    max_step_tokens: Annotated[int, msgspec.Meta(ge=32, le=1 << 20)] = 512
+    max_step_tokens: Annotated[int, msgspec.Meta(ge=32, le=1 << 20)] = 256
 
 
 class OpenVinoFactory(EngineFactory[OpenVinoOptions]):
