@@ -147,11 +147,16 @@ def test_a_stream_keeps_its_session_alive(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_interrupt_cancels_the_call(llm: Session, engine: Any, streaming: bool) -> None:
+def test_an_interrupt_cancels_the_call(
+    llm: Session, engine: Any, streaming: bool, request: pytest.FixtureRequest
+) -> None:
     def interrupt() -> None:
         asyncio.run_coroutine_threadsafe(engine.hanging.wait(), engine.loop).result()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    # A shell's background job begins with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     threading.Thread(target=interrupt).start()
     stream = llm.stream("hang on") if streaming else None
     with pytest.raises(KeyboardInterrupt):
