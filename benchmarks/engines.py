@@ -151,7 +151,10 @@ class Comparison:
                 raise MissingError(
                     f"openvino-genai needs openvino beside furnace to get its weights: {error}"
                 ) from None
-            write_right_weights(self._options.model, directory, python)
+            try:
+                write_right_weights(self._options.model, directory, python)
+            except (ValueError, OSError, subprocess.CalledProcessError) as error:
+                raise MissingError(f"openvino-genai's graph can't get the right weights: {error}") from error
         return directory
 
     async def _look_at_idle(self) -> None:

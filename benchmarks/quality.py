@@ -150,7 +150,7 @@ def measure(options: argparse.Namespace) -> Quality:
         for name, load in {"furnace-torch, float32": _torch, **_openvino_forms()}.items():
             try:
                 model = load(checkpoint, context)
-            except ImportError as error:
+            except (ImportError, MissingError) as error:
                 quality.missing[name] = str(error)
                 continue
             stack.callback(model.close)
@@ -192,8 +192,11 @@ def _torch(checkpoint: Checkpoint, context: EngineContext) -> BatchStepModel:
 
 def _openvino_forms() -> dict[str, Callable[[Checkpoint, EngineContext], BatchStepModel]]:
     def fast(checkpoint: Checkpoint, context: EngineContext) -> BatchStepModel:
+        from furnace_openvino.compiled import usable_precision
         from furnace_openvino.plugin import OpenVinoOptions, load_decoder
 
+        if usable_precision("fast") != "fast":
+            raise MissingError("this processor can't multiply with quantized activations, and would get the exact form")
         return load_decoder(checkpoint, OpenVinoOptions(precision="fast"), context)
 
     def exact(checkpoint: Checkpoint, context: EngineContext) -> BatchStepModel:

@@ -10,6 +10,7 @@ Q4_1 is ``w = scale * q + minimum`` for each 32 weights, q from 0 to 15. In 8 bi
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,23 +37,36 @@ def write_right_weights(gguf: Path, directory: Path, python: Path) -> None:
 
     Args:
         gguf: with linear layers in Q4_1.
-        directory: for ``openvino_model.xml``.
+        directory: for ``openvino_model.xml``; it exists afterwards only if all went well.
         python: of the environment of openvino-genai.
 
     Raises:
-        ValueError: a layer of the graph is not in the file.
+        ValueError: a layer of the graph is not in the file, or no layer of it is in 4 bits.
+        CalledProcessError: openvino-genai can't write its graph.
+        OSError: ``directory`` can't be written, or has something in it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
+        whole = Path(folder) / "whole"
+        whole.mkdir()
+        _write(gguf, whole, python)
+        whole.replace(directory)
+
+
+def _write(gguf: Path, directory: Path, python: Path) -> None:
     beside = directory / "model.gguf"
-    beside.unlink(missing_ok=True)
     beside.symlink_to(gguf.resolve())
     subprocess.run([str(python), "-c", SAVE, str(beside)], check=True)
     saved = directory / "openvino_model.xml"
     model = ov.Core().read_model(saved)
     groups = dict(_groups_of_rows(gguf))
+    replaced = 0
     for product in model.get_ordered_ops():
         if product.get_type_name() == "Multiply" and (quantized := _quantized(product)) is not None:
             product.output(0).replace(_in_8_bits(quantized, groups).output(0))
+            replaced += 1
+    if not replaced:
+        raise ValueError(f"{saved.name} has no product with weights in 4 bits, whose zero points could be put right")
     whole = directory / "model.xml"
     ov.save_model(model, whole, compress_to_fp16=False)
     for suffix in (".xml", ".bin"):

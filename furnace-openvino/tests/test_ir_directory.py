@@ -267,6 +267,17 @@ def test_damaged_files_are_an_error_that_names_them(
         read_ir(place(directory))
 
 
+def test_what_the_runtime_says_of_a_graph_that_it_read_is_an_error_that_names_the_file(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(exported: ov.Model) -> ov.Model:
+        raise RuntimeError("Exception from src/core/node.cpp:1:\nCheck 'rank.is_static()' failed\n")
+
+    monkeypatch.setattr("furnace_openvino.ir_directory.serving_graph", fail)
+    with pytest.raises(CheckpointError, match=r"openvino_model\.xml: .*can serve: Check 'rank"):
+        read_ir(place(directory))
+
+
 def test_a_name_that_is_no_text_is_an_error(directory: Path) -> None:
     path = directory / "openvino_model.xml"
     path.write_bytes(path.read_bytes().replace(b'"position_ids"', b'"\xff"'))
@@ -345,6 +356,16 @@ def test_attention_that_was_not_paged_is_refused(directory: Path) -> None:
     attention = ops.scaled_dot_product_attention(rows, rows, rows, mask)
     logits.replace_source_output(attention.output(0))
     with pytest.raises(CheckpointError, match="in a form that OpenVINO can't page"):
+        serving_graph(model)
+
+
+def test_an_embedding_with_fewer_rows_than_there_are_tokens_is_refused(published: Published) -> None:
+    model = exported(published.directory)
+    logits = model.output("logits").get_node().input(0)
+    rows = logits.get_source_output()
+    logits.replace_source_output(ops.concat([rows, rows], -1).output(0))
+    model.validate_nodes_and_infer_types()
+    with pytest.raises(CheckpointError, match="logits are of 640 tokens, its embedding of 320 only"):
         serving_graph(model)
 
 

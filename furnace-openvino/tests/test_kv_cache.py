@@ -54,6 +54,15 @@ def test_a_copied_block_holds_the_same_in_every_layer(compiled: Any) -> None:
         np.testing.assert_array_equal(tensor.data[:5], before[name][:5])
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="there are no huge pages to advise against")
+def test_a_system_that_takes_no_advice_on_huge_pages_gets_a_cache_too(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Advice that there is none of is refused as a kernel without huge pages refuses this one.
+    monkeypatch.setattr(mmap, "MADV_NOHUGEPAGE", 12345)
+    assert KvCache(cache_inputs(compiled), 4).tensors
+
+
 def test_what_the_system_does_not_give_is_an_error_that_names_the_option(compiled: Any) -> None:
     with pytest.raises(MemoryError, match="lower kv_tokens"):
         KvCache(cache_inputs(compiled), 1 << 50)

@@ -11,11 +11,12 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from furnace.checkpoint import DEQUANTIZABLE, Checkpoint, open_checkpoint
+from furnace.checkpoint import DEQUANTIZABLE, Checkpoint, RawTensor, open_checkpoint
 from furnace.contracts import Chunk, ChunkKind, Output
 from furnace_openvino.compiled import compile_graph, usable_precision
 from furnace_openvino.decoder import OpenVinoDecoder
 from furnace_openvino.graph import build_graph
+from furnace_openvino.groups import Groups, stored_groups
 from furnace_openvino.linear import Precision, project
 
 HIDDEN, INNER = 256, 512
@@ -131,6 +132,28 @@ def test_weights_of_different_types_are_multiplied_apart(
         expected = rows @ checkpoint.tensor(role).T
         assert np.linalg.norm(product - expected) < bound * np.linalg.norm(expected)
     assert layers(compiled).count("FullyConnected") == 2
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_each_weight_is_read_once_and_only_in_the_form_that_is_kept(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = save(tmp_path / "m.gguf", dict.fromkeys(["attn_q", "attn_k", "attn_v"], "Q4_1"))
+    calls: list[str] = []
+    raw = Checkpoint.raw
+
+    def read(self: Checkpoint, role: str) -> RawTensor:
+        calls.append(role)
+        return raw(self, role)
+
+    def grouped(tensor: RawTensor) -> Groups | None:
+        calls.append("groups")
+        return stored_groups(tensor)
+
+    monkeypatch.setattr(Checkpoint, "raw", read)
+    monkeypatch.setattr("furnace_openvino.linear.stored_groups", grouped)
+    project(ops.parameter(ov.PartialShape([-1, HIDDEN]), ov.Type.f32), checkpoint, ROLES, precision)
+    assert calls == [*ROLES, *["groups"] * (len(ROLES) if precision == "exact" else 0)]
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("exact", 1e-5), ("fast", 0.1)])

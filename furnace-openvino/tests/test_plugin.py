@@ -91,6 +91,12 @@ def test_the_kv_cache_is_as_large_as_the_operator_said(kv_precision: Any, bytes_
         assert 4_000_000 / values > by_memory.limits.kv_tokens > 4_000_000 / (values * 1.6)
 
 
+def test_where_nobody_says_how_much_memory_there_is_the_kv_cache_has_room_for_all_sequences() -> None:
+    with open_checkpoint("tiny-lm") as checkpoint:
+        model = load_decoder(checkpoint, OpenVinoOptions(max_sequences=3), EngineContext(max_context=100))
+    assert model.limits.kv_tokens == 3 * 128
+
+
 def test_a_kv_cache_of_less_than_a_block_is_refused() -> None:
     with open_checkpoint("tiny-lm") as checkpoint, pytest.raises(InvalidRequestError, match="less than one block"):
         load_decoder(checkpoint, OpenVinoOptions(), EngineContext(kv_tokens=31))
@@ -103,13 +109,15 @@ def test_a_quantized_kv_cache_is_never_said_to_be_deterministic(caplog: pytest.L
     assert "may depend on who else is being served" in caplog.text
 
 
-@pytest.mark.parametrize(("precision", "other"), [("fast", "precision=exact"), ("exact", "precision=fast")])
+@pytest.mark.parametrize(
+    ("precision", "other"), [("fast", "precision=exact computes"), ("exact", "precision=fast is faster")]
+)
 def test_a_line_says_which_form_was_chosen_and_how_to_get_the_other(
     precision: Any, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_checkpoint("tiny-lm") as checkpoint, caplog.at_level(logging.INFO, "furnace_openvino"):
         load_decoder(checkpoint, OpenVinoOptions(precision=precision), EngineContext())
-    (line,) = [record.getMessage() for record in caplog.records if "KL" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "weights" in record.getMessage()]
     assert line.startswith("tiny-lm: ")
     assert other in line
 
@@ -129,7 +137,9 @@ def test_a_processor_without_vnni_gets_the_exact_form_and_a_line_says_so(
     with caplog.at_level(logging.INFO, "furnace_openvino"):
         fallen_back = logits("fast")
     assert "has no VNNI, which precision=fast needs" in caplog.text
+    assert "precision=exact is used instead" in caplog.text
     assert "weights as they are in the file" in caplog.text
+    assert "faster" not in caplog.text
     caplog.clear()
     np.testing.assert_array_equal(fallen_back, logits("exact"))
     assert "VNNI" not in caplog.text

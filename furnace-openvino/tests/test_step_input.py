@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,15 @@ def test_a_lone_row_is_filled_up_with_rows_of_nobody_in_block_0() -> None:
     assert arrays["block_indices"].tolist() == [10, 11, 0]
     assert arrays["past_lens"].tolist() == [40, 0, 0]
     assert arrays["wanted_rows"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("rows", "filled"), [(32, 32), (33, 40), (40, 40), (129, 136)])
+def test_many_rows_become_a_multiple_of_8_so_that_few_numbers_of_rows_occur(rows: int, filled: int) -> None:
+    step = arrange([chunk(ChunkKind.PREFILL, 0, rows)], split_decode=True)
+    arrays = step.arrays(hidden=False, min_rows=2)
+    assert len(arrays["input_ids"]) == arrays["subsequence_begins"][-1] == filled
+    assert arrays["wanted_rows"].tolist() == [rows - 1] * 2
+    assert arrays["block_indices"][-1] == (0 if filled > rows else arrays["block_indices"].max())
 
 
 def test_a_single_wanted_row_is_asked_for_twice_and_none_not_at_all() -> None:

@@ -70,3 +70,13 @@ def test_only_what_is_generated_is_replaced_in_a_page(benchmark: Any, tmp_path: 
     assert page.read_text(encoding="utf-8") == expected
     with pytest.raises(ValueError, match="has no lines"):
         benchmark("engines_report").put_into_page(page, "quality", "new")
+
+
+def test_the_fast_form_is_not_measured_where_it_would_be_the_exact_one(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = pytest.importorskip("furnace_openvino.compiled")
+    monkeypatch.setattr(compiled, "usable_precision", lambda wanted: "exact")
+    quality = benchmark("quality")
+    with pytest.raises(quality.MissingError, match="would get the exact form"):
+        quality._openvino_forms()["furnace-openvino, fast"](None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,29 @@ from numpy.typing import NDArray
 from furnace.contracts import Chunk, ChunkKind, Output
 
 
+def processor_flags() -> set[str]:
+    """What Linux says of the cores; nothing on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    return {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
+
+
 @pytest.fixture(scope="module")
 def model(engine: Any) -> Any:
     model = engine.load(max_sequences=33)
     if not model.capabilities.deterministic:
         pytest.skip("rows depend on each other on this machine, and the engine doesn't promise anything else")
     return model
+
+
+@pytest.mark.skipif("avx512f" not in processor_flags(), reason="on other processors engines may promise less")
+def test_every_engine_promises_it_where_the_processor_has_avx512(engine: Any) -> None:
+    model = engine.load()
+    promised = model.capabilities.deterministic
+    model.close()
+    assert promised
 
 
 class Sequence:

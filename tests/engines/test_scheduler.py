@@ -100,7 +100,7 @@ def test_tokens_with_drafts_equal_those_without(engine: Any, pipeline: TextPipel
 
 
 def test_tokens_of_preempted_streams_equal_those_of_undisturbed_ones(engine: Any, pipeline: TextPipeline) -> None:
-    # Each grows by two blocks of 64 tokens at least, and there are two for all of them.
+    # They become longer than 400 tokens each: their prompts fit in 896 tokens together, what they become does not.
     requests = [ask(f"{n} {STORY}", n, max_tokens=150) for n in range(3)]
     undisturbed, _ = asyncio.run(served(engine, pipeline, requests, prefix_cache=False))
     tokens, stats = asyncio.run(served(engine, pipeline, requests, at_once=True, kv_tokens=896, speculation=3))

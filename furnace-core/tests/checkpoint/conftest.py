@@ -176,7 +176,8 @@ def write_gguf(tmp_path: Path, llama_weights: dict[str, NDArray[np.float32]]) ->
         quantization: str = "F32",
         *,
         name: str = "small.gguf",
-        rope_factors: bool = False,
+        rope_factors: Sequence[float] = (),
+        vectors: str = "F32",
     ) -> Path:
         writer = gguf.GGUFWriter(tmp_path / name, architecture)
         writer.add_block_count(2)
@@ -203,10 +204,10 @@ def write_gguf(tmp_path: Path, llama_weights: dict[str, NDArray[np.float32]]) ->
             for projection, heads in ((".q_proj", 4), (".k_proj", 2)):
                 if architecture == "llama" and projection in source:
                     tensor = interleaved(tensor, heads)
-            kind = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
+            kind = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else vectors]
             writer.add_tensor(target, stored_rows(tensor, kind), raw_dtype=kind)
         if rope_factors:
-            writer.add_tensor("rope_freqs.weight", np.array([1, 2, 4, 8], np.float32))
+            writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

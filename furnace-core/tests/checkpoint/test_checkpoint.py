@@ -90,6 +90,7 @@ def test_raw_rows_are_the_quantized_form_of_the_tensor(
     with open_checkpoint(path) as file:
         for role in ("layers.0.attention.q", "layers.1.attention.k", "layers.0.mlp.down", "head"):
             raw = file.raw(role)
+            assert file.stored_type(role) == raw.type
             assert raw.type.name == quantization
             again = furnace.checkpoint.dequantize(raw.rows, raw.type)
             np.testing.assert_array_equal(again, file.tensor(role))
@@ -110,7 +111,7 @@ def test_a_tied_head_is_the_embedding(
 
 
 def test_the_rope_table_of_a_gguf_file_divides_the_frequencies(write_gguf: Callable[..., Path]) -> None:
-    files = write_gguf(name="plain.gguf"), write_gguf(name="scaled.gguf", rope_factors=True)
+    files = write_gguf(name="plain.gguf"), write_gguf(name="scaled.gguf", rope_factors=[1, 2, 4, 8])
     with open_checkpoint(files[0]) as plain, open_checkpoint(files[1]) as scaled:
         assert scaled.spec.rope_scaling == TableScaling()
         np.testing.assert_allclose(scaled.rotary_frequencies(), plain.rotary_frequencies() / [1, 2, 4, 8], rtol=1e-6)
@@ -231,6 +232,11 @@ def test_gguf_metadata_that_is_not_supported_is_named(key: str, value: object, m
     with pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_vector_in_blocks_is_refused(write_gguf: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"norm\.weight is a vector of type Q8_0; vectors must not be quantized"):
+        open_checkpoint(write_gguf("llama", vectors="Q8_0"))
 
 
 def test_the_public_api_is_what_all_says() -> None:

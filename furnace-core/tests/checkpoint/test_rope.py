@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,23 @@ def test_yarn_is_read_in_the_old_and_the_new_form_and_stretches_the_context(llam
             assert spec.rope_scaling == expected
             assert spec.max_context == 256
     assert parsed(llama_config).rotary_scale == 1.0
+    # What a caller asks for afterwards stands.
+    assert replace(spec, max_context=32).max_context == 32
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"factor": None}, "factor is missing"),
+        ({"factor": None}, "rope_scaling: factor is missing"),
         ({"factor": float("inf")}, "factor is inf"),
         ({"factor": "4"}, "factor is '4'"),
-        ({"original_max_position_embeddings": 10**400}, "original_context is 1"),
-        ({"beta_fast": 1.0}, "beta_fast is 1.0.*beta_slow"),
+        ({"original_max_position_embeddings": 10**400}, "rope_scaling.original_context is 1"),
+        ({"beta_fast": 1.0}, "rope_scaling.beta_fast is 1.0.*beta_slow"),
         ({"beta_fast": -1}, "beta_fast is -1"),
         ({"attention_factor": 0.0}, "attention_factor is 0"),
         ({"truncate": False}, "truncate"),
         ({"rope_theta": 1.0}, "rope_theta is 1.0"),
+        ({"rope_theta": 1.0 + 2.0**-52}, "rope_theta is 1.0000000000000002; with yarn it must be at least 2"),
     ],
 )
 def test_yarn_settings_that_make_no_sense_are_named(
@@ -80,7 +84,13 @@ def test_yarn_settings_that_make_no_sense_are_named(
 
 
 def test_odd_but_finite_yarn_settings_give_finite_frequencies(llama_config: dict[str, object]) -> None:
-    for change in ({"factor": 1e308}, {"beta_slow": 1e-320}, {"beta_fast": 1e308}, {"rope_theta": 1e308}):
+    for change in (
+        {"factor": 1e308},
+        {"beta_slow": 1e-320},
+        {"beta_fast": 1e308},
+        {"rope_theta": 1e308},
+        {"rope_theta": 2.0},
+    ):
         spec = parsed(llama_config | {"rope_scaling": YARN | change})
         assert np.isfinite(spec.rotary_frequencies()).all()
         assert spec.max_context <= 1 << 28
@@ -100,6 +110,14 @@ def test_gguf_files_say_the_same(write_gguf: Callable[..., Path], llama_config: 
     with open_checkpoint(write_gguf("llama", keys)) as file:
         expected = YarnScaling(4.0, 64, 2 * YarnScaling.attention_factor_of(4.0), 16.0, 2.0)
         assert file.spec.rope_scaling == expected
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_factors_that_frequencies_can_not_be_divided_by_are_refused(
+    factor: float, write_gguf: Callable[..., Path]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight has factors"):
+        open_checkpoint(write_gguf("llama", rope_factors=[1, 2, factor, 8]))
 
 
 @pytest.mark.parametrize(

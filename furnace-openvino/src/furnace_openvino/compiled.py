@@ -8,12 +8,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from furnace_openvino.groups import quantize
+from furnace_openvino.groups import GROUP, quantize
 from furnace_openvino.linear import Precision, dequantized
 
 __all__ = ["compile_graph", "usable_precision"]
-
-_GROUP = 32
 
 
 def compile_graph(graph: ov.Model, *, threads: int, precision: Precision, kv_type: str) -> ov.CompiledModel:
@@ -38,7 +36,7 @@ def compile_graph(graph: ov.Model, *, threads: int, precision: Precision, kv_typ
         "ENABLE_CPU_PINNING": "NO",
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": kv_type,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_GROUP if precision == "fast" else 0),
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP if precision == "fast" else 0),
     }
     return ov.Core().compile_model(graph, "CPU", config)
 
@@ -53,14 +51,14 @@ def usable_precision(wanted: Precision) -> Precision:
 
 @cache
 def _quantizes_activations() -> bool:
-    """Try it: without VNNI the plugin compiles such a product and fails when it runs, and no property tells."""
-    rows = ops.parameter(ov.PartialShape([-1, 2 * _GROUP]), ov.Type.f32)
-    weights = dequantized([quantize(np.ones((_GROUP, 2 * _GROUP), np.float32))])
+    """Try it: without VNNI such a product fails when it is compiled or when it runs, and no property tells."""
+    rows = ops.parameter(ov.PartialShape([-1, 2 * GROUP]), ov.Type.f32)
+    weights = dequantized([quantize(np.ones((GROUP, 2 * GROUP), np.float32))])
     graph = ov.Model([ops.result(ops.matmul(rows, weights, False, True))], [rows], "trial")
-    compiled = compile_graph(graph, threads=1, precision="fast", kv_type="f32")
     try:
-        product = compiled(np.ones((2, 2 * _GROUP), np.float32))[0]
+        compiled = compile_graph(graph, threads=1, precision="fast", kv_type="f32")
+        product = compiled(np.ones((2, 2 * GROUP), np.float32))[0]
     except RuntimeError:
         return False
     # It may also come back without an error and without rows.
-    return product.shape == (2, _GROUP) and bool(np.allclose(product, 2 * _GROUP, rtol=0.01))
+    return product.shape == (2, GROUP) and bool(np.allclose(product, 2 * GROUP, rtol=0.01))

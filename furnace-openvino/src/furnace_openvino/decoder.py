@@ -31,7 +31,7 @@ class OpenVinoDecoder(BatchStepModel):
         name: str,
         max_context: int,
         max_sequences: int = 32,
-        max_step_tokens: int = 512,
+        max_step_tokens: int = 256,
         kv_tokens: int | None = None,
         min_rows: int = 1,
         deterministic: bool = False,
@@ -124,7 +124,11 @@ class OpenVinoDecoder(BatchStepModel):
         """Share the first `length` tokens of a state with a new one; all of them are kept. A cut block is copied."""
         _require_length(state, length)
         fork, copies = self._allocator.fork(state, length)
-        self._cache.copy(copies)
+        try:
+            self._cache.copy(copies)
+        except BaseException:
+            self.release(fork)
+            raise
         return fork, length
 
     def truncate(self, state: BlockTable, length: int) -> None:
@@ -135,28 +139,30 @@ class OpenVinoDecoder(BatchStepModel):
     def step(self, batch: Sequence[Chunk]) -> NDArray[np.float32]:
         """Append the chunks in one inference; see `BatchStepModel.step`.
 
-        `Output.HIDDEN` gives the values after the last norm. If anything raises, no state has changed.
+        `Output.HIDDEN` gives the values after the last norm. If the inference fails, no state has changed.
         """
         self._check(batch)
         if not batch:
             return np.empty((0, self._vocab_size), np.float32)
-        self._cache.copy(self._allocator.grow([(chunk.state, chunk.position + len(chunk.tokens)) for chunk in batch]))
+        copies = self._allocator.grow([(chunk.state, chunk.position + len(chunk.tokens)) for chunk in batch])
         hidden = batch[0].output is Output.HIDDEN
         try:
+            self._cache.copy(copies)
             step = arrange(batch, split_decode=self._split_decode)
             for name, array in step.arrays(hidden=hidden, min_rows=self._min_rows).items():
                 self._request.set_tensor(name, ov.Tensor(array))
             self._request.infer()
+            rows: NDArray[np.float32] = self._request.get_tensor("hidden" if hidden else "logits").data
         except BaseException:
             for chunk in batch:
-                self._allocator.shrink(chunk.state, chunk.position)
+                self._cache.drop(self._allocator.shrink(chunk.state, chunk.position))
             raise
-        rows: NDArray[np.float32] = self._request.get_tensor("hidden" if hidden else "logits").data
         return rows[: len(step.wanted)]
 
     def close(self) -> None:
-        """Give the KV cache back; states are no longer valid."""
-        del self._request
+        """Give the KV cache back; states are no longer valid. A second time does nothing."""
+        if hasattr(self, "_request"):
+            del self._request
         self._cache.close()
 
     def _check(self, batch: Sequence[Chunk]) -> None:
@@ -164,6 +170,8 @@ class OpenVinoDecoder(BatchStepModel):
         hidden = [chunk.output is Output.HIDDEN for chunk in batch]
         if any(hidden) and not all(hidden):
             raise ValueError("hidden values can't be asked for together with other outputs")
+        if any(hidden) and not self._capabilities.hidden:
+            raise ValueError("hidden values were asked for, but this graph has no output for them")
         for chunk in batch:
             _require_open(chunk.state)
             if id(chunk.state) in seen:

@@ -1,7 +1,11 @@
 """Finds out, when a model is loaded, whether its rows are bitwise independent of each other here.
 
 Kernels choose their way by the number of rows, and the choice differs between processors and versions of OpenVINO. So
-nothing is assumed: one sequence is computed alone, then in every kind of company, and the logits are compared.
+nothing is assumed: one sequence is computed alone, then in company, and the logits are compared.
+
+It is a trial, not a proof. Steps have one row, a few, and a long prompt's with decode rows beside it; sequences are
+short, so that nothing is seen of what happens only behind more tokens, as at the border of a sliding window that is
+longer than they are.
 """
 
 from __future__ import annotations
@@ -21,12 +25,20 @@ _NEIGHBOURS, _LONGEST_NEIGHBOUR = 9, 29
 _LEAST_PROMPT = 12
 
 
-def find_min_rows(make: Callable[[int], BatchStepModel]) -> int | None:
+def find_min_rows(make: Callable[[int], BatchStepModel], *, hopeless: bool = False) -> int | None:
     """Return how many rows linears must get at least, so that rows are bitwise independent; None if nothing helps.
 
     Args:
         make: Makes a model, with room for a dozen states, from a number of rows; it is closed again.
+        hopeless: It is known that nothing helps: one step is made, which shows whether the model runs at all.
     """
+    if hopeless:
+        model = make(_CANDIDATES[0])
+        try:
+            model.step([Chunk(model.open(), [0], 0, ChunkKind.PREFILL, Output.LAST)])
+        finally:
+            model.close()
+        return None
     for min_rows in _CANDIDATES:
         model = make(min_rows)
         try:
@@ -42,7 +54,7 @@ def is_independent(model: BatchStepModel) -> bool:
 
     The prompt ends one token behind the grid, so that its last chunk may have a single row. In company it is cut on the
     grid, its first cell is another sequence's, shared by a fork, the neighbours prefill and decode, and tokens that
-    follow come several at once.
+    follow come several at once. Then it decodes beside a prompt that is as long as a step may be.
 
     Args:
         model: Freshly made, with room for a dozen states; nothing is open in it afterwards.
@@ -54,7 +66,11 @@ def is_independent(model: BatchStepModel) -> bool:
     if prompt < _LEAST_PROMPT:
         return False
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, prompt + _DECODED).tolist()
-    return np.array_equal(_alone(model, tokens, prompt), _in_company(model, tokens, prompt))
+    alone = _alone(model, tokens, prompt)
+    # In this order: the long prompt takes the most time, and a model that needs more rows doesn't come to it.
+    return np.array_equal(alone, _in_company(model, tokens, prompt)) and all(
+        np.array_equal(alone[1], row) for row in _beside_long_prompt(model, tokens, prompt)
+    )
 
 
 def _alone(model: BatchStepModel, tokens: list[int], prompt: int) -> NDArray[np.float32]:
@@ -98,6 +114,20 @@ def _in_company(model: BatchStepModel, tokens: list[int], prompt: int) -> NDArra
     for opened in (*others, state):
         model.release(opened)
     return collected
+
+
+def _beside_long_prompt(model: BatchStepModel, tokens: list[int], prompt: int) -> NDArray[np.float32]:
+    """Return the logits after the first token behind the prompt, of two sequences that decode beside a long prompt."""
+    long, first = model.open(), model.open()
+    model.step([Chunk(first, tokens[:prompt], 0, ChunkKind.PREFILL, Output.NONE)])
+    both = [first, model.fork(first, prompt)[0]]
+    many = np.resize(tokens, min(model.limits.max_step_tokens, model.max_context)).tolist()
+    batch = [Chunk(long, many, 0, ChunkKind.PREFILL, Output.NONE)]
+    batch += [Chunk(state, [tokens[prompt]], prompt, ChunkKind.DECODE, Output.LAST) for state in both]
+    rows = np.array(model.step(batch))
+    for opened in (long, *both):
+        model.release(opened)
+    return rows
 
 
 def _last_row(model: BatchStepModel, batch: list[Chunk]) -> NDArray[np.float32]:

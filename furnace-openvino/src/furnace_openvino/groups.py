@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from furnace.checkpoint import RawTensor
 
-__all__ = ["Groups", "quantize", "stored_groups"]
+__all__ = ["GROUP", "Groups", "quantize", "stored_groups"]
 
-_GROUP = 32
+GROUP = 32
+"""Inputs that share a scale, of weights and of activations that are quantized for them."""
 
 _Bytes = NDArray[np.uint8]
 _Floats = NDArray[np.float32]
@@ -66,7 +67,7 @@ def stored_groups(raw: RawTensor) -> Groups | None:
 def quantize(weights: _Floats) -> Groups:
     """Round a matrix to 8 bits, symmetric, in groups of 32 inputs; one group a row where 32 doesn't divide it."""
     outputs, inputs = weights.shape
-    grouped = weights.reshape(outputs, -1, inputs if inputs % _GROUP else _GROUP)
+    grouped = weights.reshape(outputs, -1, inputs if inputs % GROUP else GROUP)
     scales = np.abs(grouped).max(axis=-1, keepdims=True) / np.float32(127)
     scales[scales == 0] = 1
     return Groups(np.rint(grouped / scales).astype(np.int8), 8, scales)

@@ -15,8 +15,7 @@ from pathlib import Path
 import openvino as ov
 
 import furnace
-from furnace.checkpoint import CheckpointError, Location
-from furnace.checkpoint.mapped_file import read_json_object
+from furnace.checkpoint import CheckpointError, Location, read_json_object
 from furnace.contracts.errors import quote
 from furnace_openvino.ir_graph import runtime_reason, serving_graph
 
@@ -80,6 +79,8 @@ def read_ir(place: Location) -> IrModel:
     except (CheckpointError, UnicodeDecodeError) as error:
         # OpenVINO decodes a name when it is asked for.
         raise CheckpointError(f"{graph_path}: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{graph_path}: it is no graph that furnace can serve: {runtime_reason(error)}") from None
 
 
 def ir_text_pipeline(place: Location, chat_template: str | None = None) -> furnace.TextPipeline:

@@ -39,6 +39,9 @@ _INPUTS = frozenset(
 )
 _CACHES = ("key_cache.", "value_cache.")
 
+# Between the token ids and the embedding: another type, another shape.
+_SAME_NUMBERS = frozenset({"Convert", "Reshape", "Squeeze", "Unsqueeze"})
+
 # Between the head and the logits: a bias, a scale, a soft cap, a type. All keep rows apart.
 _ROWWISE = frozenset({"Add", "Subtract", "Multiply", "Divide", "Tanh", "Convert"})
 
@@ -104,6 +107,21 @@ def _require_decoder(exported: ov.Model) -> None:
     shape = outputs["logits"].get_partial_shape()
     if shape.rank.is_dynamic or len(shape) != 3 or shape[2].is_dynamic:
         raise CheckpointError(f"its logits have the shape {shape}, not [batch, tokens, vocabulary]")
+    _require_rows(exported.input("input_ids"), shape[2].get_length())
+
+
+def _require_rows(ids: ov.Output, vocab: int) -> None:
+    """Refuse an embedding with fewer rows than there are tokens: the runtime would read beyond it."""
+    waiting = list(ids.get_target_inputs())
+    while waiting:
+        target = waiting.pop()
+        node = target.get_node()
+        if node.get_type_name() == "Gather" and target.get_index() == 1:
+            rows = node.input_value(0).get_partial_shape()[0]
+            if rows.is_static and rows.get_length() < vocab:
+                raise CheckpointError(f"its logits are of {vocab} tokens, its embedding of {rows.get_length()} only")
+        elif node.get_type_name() in _SAME_NUMBERS:
+            waiting.extend(node.output(0).get_target_inputs())
 
 
 def _require_paged(transformed: ov.Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import numpy as np
@@ -34,7 +35,8 @@ class KvCache:
 
     def __init__(self, inputs: Sequence[ov.Output], blocks: int) -> None:
         self.tensors: dict[str, ov.Tensor] = {}
-        self._mappings: list[tuple[mmap.mmap, int]] = []
+        # With the bytes of a block. Through a view whole blocks are copied without memory in between.
+        self._mappings: list[tuple[mmap.mmap, memoryview, int]] = []
         for port in inputs:
             size = _block_bytes(port)
             try:
@@ -43,25 +45,27 @@ class KvCache:
                 raise MemoryError(f"no address space for a KV cache of {blocks} blocks; lower kv_tokens") from error
             if hasattr(mmap, "MADV_NOHUGEPAGE"):
                 # A huge page would be resident as a whole for its first token.
-                mapping.madvise(mmap.MADV_NOHUGEPAGE)
+                # A kernel without them refuses the advice.
+                with suppress(OSError):
+                    mapping.madvise(mmap.MADV_NOHUGEPAGE)
             array = np.frombuffer(mapping, np.uint8).view(port.get_element_type().to_dtype())
             self.tensors[port.get_any_name()] = ov.Tensor(
                 array.reshape(blocks, *_block_shape(port)), shared_memory=True
             )
-            self._mappings.append((mapping, size))
+            self._mappings.append((mapping, memoryview(mapping), size))
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Copy whole blocks, in this order."""
         for source, target in copies:
-            for mapping, size in self._mappings:
-                mapping[target * size : (target + 1) * size] = mapping[source * size : (source + 1) * size]
+            for _, view, size in self._mappings:
+                view[target * size : (target + 1) * size] = view[source * size : (source + 1) * size]
 
     def drop(self, blocks: Iterable[int]) -> None:
         """Give back the memory of blocks that nobody holds; pages that they share with others stay."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         for first, count in _runs(blocks):
-            for mapping, size in self._mappings:
+            for mapping, _, size in self._mappings:
                 start = -(-first * size // mmap.PAGESIZE) * mmap.PAGESIZE
                 end = (first + count) * size // mmap.PAGESIZE * mmap.PAGESIZE
                 if start < end:

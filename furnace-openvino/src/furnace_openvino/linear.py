@@ -54,7 +54,8 @@ def project(rows: ov.Node, checkpoint: Checkpoint, roles: Sequence[str], precisi
             bias = np.concatenate([checkpoint.tensor(role + ".bias") for role in run])
             product = ops.add(product, ops.constant(bias[None]))
         if len(run) > 1:
-            widths = np.array([len(checkpoint.raw(role).rows) for role in run])
+            shapes = checkpoint.spec.tensor_shapes()
+            widths = np.array([shapes[role][0] for role in run])
             product = ops.variadic_split(product, ops.constant(np.int64(1)), ops.constant(widths))
         outputs.extend(product.outputs())
     return outputs
@@ -64,10 +65,9 @@ def weight(checkpoint: Checkpoint, roles: Sequence[str], precision: Precision) -
     """Return weights that are multiplied alike, one below the other: float32 [outputs, inputs]."""
     raws = [checkpoint.raw(role) for role in roles]
     kind = raws[0].type.name
-    stored = [groups for raw in raws if (groups := stored_groups(raw)) is not None]
     if precision == "fast" and kind not in _STORED_FAST:
-        stored = [groups for raw in raws for groups in _quantized(raw)]
-    if stored:
+        return dequantized([groups for raw in raws for groups in _quantized(raw)])
+    if stored := [groups for raw in raws if (groups := stored_groups(raw)) is not None]:
         return dequantized(stored)
     if kind in _HALF_TYPES:
         return ops.convert(_constant(_stacked([raw.rows for raw in raws]), _HALF_TYPES[kind], raws[0].shape[1]), "f32")
@@ -76,7 +76,7 @@ def weight(checkpoint: Checkpoint, roles: Sequence[str], precision: Precision) -
 
 def _way(checkpoint: Checkpoint, role: str, precision: Precision) -> str:
     """Name how a weight is multiplied: by its type, or "quantized"."""
-    kind = checkpoint.raw(role).type.name
+    kind = checkpoint.stored_type(role).name
     return kind if precision == "exact" or kind in _STORED_FAST else "quantized"
 
 

@@ -17,6 +17,9 @@ GRID = KV_BLOCK
 """Prefill is cut at multiples of this many positions: attention takes queries in cells of a block."""
 
 _NOBODY = 0
+# The runtime prepares kernels for each number of rows and keeps them: beyond the decode rows that are usual, not every
+# number gets its own.
+_EXACT_ROWS, _ROW_STEP = KV_BLOCK, 8
 
 
 @dataclass
@@ -64,10 +67,12 @@ class StepInput:
         Args:
             hidden: The wanted rows are of hidden values, not of logits.
             min_rows: The linears get at least so many rows: a lone row may take another kernel. Rows of nobody are
-                added, in block 0, and a wanted row is asked for again.
+                added, in block 0, and a wanted row is asked for again. Many rows become a multiple of 8 in that way.
         """
         for _ in range(min_rows - len(self.tokens)):
             self.add_run(self.tokens[:1], 0, [_NOBODY])
+        if len(self.tokens) > _EXACT_ROWS and len(self.tokens) % _ROW_STEP:
+            self.add_run(self.tokens[:1] * (_ROW_STEP - len(self.tokens) % _ROW_STEP), 0, [_NOBODY])
         if len(self.past) == len(self.tokens):
             self.add_run([], 0, [])
         wanted = self.wanted + self.wanted[:1] * (min_rows - len(self.wanted))

@@ -10,6 +10,7 @@ from furnace.checkpoint.checkpoint import BUILT_IN, Checkpoint, Location, RawTen
 from furnace.checkpoint.decoder_spec import DecoderSpec
 from furnace.checkpoint.errors import CheckpointError
 from furnace.checkpoint.gguf import GgufFile, MetadataValue
+from furnace.checkpoint.mapped_file import read_json_object
 from furnace.checkpoint.quantization import DEQUANTIZABLE, TensorType, dequantize
 from furnace.checkpoint.rope import LinearScaling, Llama3Scaling, RopeScaling, TableScaling, YarnScaling
 from furnace.checkpoint.tensor_file import TensorFile
@@ -34,4 +35,5 @@ __all__ = [
     "dequantize",
     "locate",
     "open_checkpoint",
+    "read_json_object",
 ]

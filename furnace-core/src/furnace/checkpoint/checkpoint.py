@@ -130,6 +130,15 @@ class Checkpoint:
             rows.flags.writeable = False
         return RawTensor(stored.type, stored.shape, rows)
 
+    def stored_type(self, role: str) -> TensorType:
+        """Return how a tensor is stored: `raw(role).type`, without reading or copying anything.
+
+        Raises:
+            KeyError: There is no such role.
+        """
+        place = self._places[role]
+        return place.file.tensors[place.name].type
+
     def rotary_frequencies(self) -> NDArray[np.float32]:
         """Return the angle per position of each rotary pair (i, i + head_dim / 2): float32 [head_dim / 2]."""
         factors = self.tensor("rope.factors") if "rope.factors" in self._places else None
@@ -266,6 +275,8 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
             heads = _interleaved_heads(spec, family, role)
             by_role[role] = _Place(place.file, place.name, heads)
         _check_shapes(spec, by_role)
+        if "rope.factors" in by_role:
+            _check_factors(by_role["rope.factors"])
         return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), gguf_metadata=file.metadata)
 
 
@@ -321,6 +332,21 @@ def _check_shapes(spec: DecoderSpec, by_role: Mapping[str, _Place]) -> None:
             raise CheckpointError(
                 f"{place.file.path}: the tensor {place.name} has the shape {list(found)}, not {list(shape)}"
             )
+        kind = place.file.tensors[place.name].type
+        if len(shape) == 1 and kind.block_size > 1:
+            raise CheckpointError(
+                f"{place.file.path}: the tensor {place.name} is a vector of type {kind.name}; "
+                "vectors must not be quantized"
+            )
+
+
+def _check_factors(place: _Place) -> None:
+    factors = place.file.tensor(place.name)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise CheckpointError(
+            f"{place.file.path}: the tensor {place.name} has factors that are not finite and above 0, "
+            "by which rotary frequencies can't be divided"
+        )
 
 
 def _deinterleave(rows: NDArray[_Element], heads: int) -> NDArray[_Element]:

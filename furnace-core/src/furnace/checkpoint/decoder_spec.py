@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ __all__ = ["MAX_LAYERS", "DecoderSpec"]
 
 # No model comes near; the bound keeps products of sizes, and loops over them, within reason.
 _MAX_SIZE = 1 << 28
+_MIN_YARN_THETA = 2.0
 MAX_LAYERS = 1024
 """No model with more layers is accepted."""
 
@@ -35,7 +37,7 @@ class DecoderSpec:
         rms_norm_eps: Added to the mean square inside each norm.
         rope_theta: Base of the rotary frequencies.
         rope_scaling: How the frequencies are changed for long contexts, or None. Pairs are (i, i + head_dim / 2).
-        max_context: Tokens that the model was made for. YaRN stretches it: files often still have the old number.
+        max_context: Tokens that the model was made for.
         tie_word_embeddings: The head's weight is the embedding.
         qkv_bias: The query, key and value projections have a bias.
         output_bias: The attention's output projection has a bias.
@@ -71,9 +73,11 @@ class DecoderSpec:
         Raises:
             CheckpointError: A size is out of bounds or doesn't fit another; the message names it.
         """
-        scaling = [] if self.rope_scaling is None else [self.rope_scaling]
+        owners: list[tuple[str, Any]] = [("", self)]
+        if self.rope_scaling is not None:
+            owners.append(("rope_scaling.", self.rope_scaling))
         for name, value in (
-            (field.name, getattr(owner, field.name)) for owner in (self, *scaling) for field in fields(owner)
+            (prefix + field.name, getattr(owner, field.name)) for prefix, owner in owners for field in fields(owner)
         ):
             if type(value) is int and not 1 <= value <= _MAX_SIZE:
                 raise CheckpointError(f"{name} is {value}; it must be between 1 and {_MAX_SIZE}")
@@ -91,12 +95,20 @@ class DecoderSpec:
             self._check_yarn(self.rope_scaling)
 
     def _check_yarn(self, scaling: YarnScaling) -> None:
-        if self.rope_theta <= 1:
-            raise CheckpointError(f"rope_theta is {self.rope_theta}; with yarn it must be above 1")
+        # Near 1 all pairs turn alike, and there is nothing to blend between.
+        if self.rope_theta < _MIN_YARN_THETA:
+            raise CheckpointError(f"rope_theta is {self.rope_theta}; with yarn it must be at least {_MIN_YARN_THETA}")
         if scaling.beta_fast <= scaling.beta_slow:
-            raise CheckpointError(f"beta_fast is {scaling.beta_fast}; it must be above beta_slow, {scaling.beta_slow}")
-        reached = int(min(scaling.factor * scaling.original_context, _MAX_SIZE))
-        object.__setattr__(self, "max_context", max(self.max_context, reached))
+            raise CheckpointError(
+                f"rope_scaling.beta_fast is {scaling.beta_fast}; it must be above beta_slow, {scaling.beta_slow}"
+            )
+
+    def stretched(self) -> DecoderSpec:
+        """Return the spec with the context that YaRN stretches it to: files often still have the old number."""
+        if not isinstance(self.rope_scaling, YarnScaling):
+            return self
+        reached = int(min(self.rope_scaling.factor * self.rope_scaling.original_context, _MAX_SIZE))
+        return replace(self, max_context=max(self.max_context, reached))
 
     def window(self, layer: int) -> int | None:
         """Return how many tokens a token of a layer sees, itself included; None for all that precede it."""

@@ -46,7 +46,7 @@ def spec_from_config(config: Mapping[str, object], family: Family) -> DecoderSpe
         sliding_window=window,
         full_attention_layers=full,
         **values,
-    )
+    ).stretched()
 
 
 _FIELD_TYPES: Mapping[str, type] = {
@@ -103,31 +103,35 @@ def _window(config: Mapping[str, object], family: Family, num_layers: int) -> tu
 
 def _rope(config: Mapping[str, object], max_context: int) -> tuple[float, RopeScaling | None]:
     # transformers 5 writes all into rope_parameters; before it, rope_theta stood alone and rope_scaling had the rest.
-    settings: Mapping[str, object] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{key} is {quote(value)}; it must be an object")
-        settings = value
-        break
-    theta: float = _value(settings, "rope_theta", _value(config, "rope_theta", _DEFAULT_ROPE_THETA, float), float)
+    key = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None), None)
+    default: float = _value(config, "rope_theta", _DEFAULT_ROPE_THETA, float)
+    if key is None:
+        return default, None
+    settings = config[key]
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{key} is {quote(settings)}; it must be an object")
+    try:
+        return _value(settings, "rope_theta", default, float), _scaling(settings, max_context)
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}: {error}") from None
+
+
+def _scaling(settings: Mapping[str, object], max_context: int) -> RopeScaling | None:
     if settings.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise CheckpointError("partial_rotary_factor other than 1 is not supported")
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":
-        return theta, None
+        return None
     if kind == "linear":
-        return theta, LinearScaling(_positive(settings, "factor"))
+        return LinearScaling(_positive(settings, "factor"))
     if kind == "llama3":
         low, high = _positive(settings, "low_freq_factor"), _positive(settings, "high_freq_factor")
         if high <= low:
             raise CheckpointError(f"high_freq_factor is {high}; it must be above low_freq_factor, {low}")
         original = _value(settings, "original_max_position_embeddings", max_context, int)
-        return theta, Llama3Scaling(_positive(settings, "factor"), low, high, original)
+        return Llama3Scaling(_positive(settings, "factor"), low, high, original)
     if kind == "yarn":
-        return theta, _yarn(settings, max_context)
+        return _yarn(settings, max_context)
     raise CheckpointError(f"the rope scaling {quote(kind)} is not supported; known are default, linear, llama3, yarn")
 
 

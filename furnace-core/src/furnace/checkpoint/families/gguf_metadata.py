@@ -71,7 +71,7 @@ def spec_from_gguf(file: GgufFile, family: Family) -> DecoderSpec:
         tie_word_embeddings=family.gguf_tensor_name("head") not in file.tensors,
         sliding_window=reader.whole("attention.sliding_window", 0) or None,
         **{**flags, **family.constants},
-    )
+    ).stretched()
 
 
 class _Reader:
