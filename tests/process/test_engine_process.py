@@ -134,6 +134,9 @@ def test_what_a_full_queue_can_not_take_is_refused_without_asking_the_engine_pro
             try:
                 with pytest.raises(EngineBusyError) as busy:
                     await asyncio.wait_for(engine.generate(ask("x")), 30)
+                # What is wrong is not worth another try.
+                with pytest.raises(InvalidRequestError, match="temperature"):
+                    await asyncio.wait_for(engine.generate(ask("x", temperature=3.0)), 30)
             finally:
                 os.kill(engine.pid, signal.SIGCONT)
             assert busy.value.retry_after is not None
@@ -284,9 +287,26 @@ def test_a_request_that_kills_the_process_at_once_ran_and_those_behind_it_waited
     run(test())
 
 
+def test_a_request_that_waited_has_not_run_although_an_earlier_one_had_the_same_id() -> None:
+    async def test() -> None:
+        engine = engine_of("mock:script?text=a|b&hang_at=1&fault_on=hang&max_sequences=1", restart_seconds=(60.0,))
+        same = msgspec.structs.replace(ask("x"), id="the client's choice")
+        async with started(engine):
+            assert said([event async for event in await engine.generate(same)]) == "ab"
+            running = await engine.generate(ask("please hang"))
+            assert isinstance((await running.batch())[0], Started)
+            waiting = await engine.generate(same)
+            os.kill(engine.pid, signal.SIGKILL)
+            (event,) = [event async for event in waiting]
+            assert isinstance(event, Failed)
+            assert event.error.code == "engine_unavailable"
+
+    run(test())
+
+
 def test_a_hung_step_is_found_killed_and_said_but_a_step_that_moves_is_not() -> None:
     async def test() -> None:
-        engine = engine_of("mock:script?text=a|b&hang_at=1&fault_on=hang", step_seconds=0.3, restart_seconds=(0.0,))
+        engine = engine_of("mock:script?text=a|b&hang_at=1&fault_on=hang", step_seconds=2.0, restart_seconds=(0.0,))
         async with started(engine):
             fine = [event async for event in await engine.generate(ask("x"))]
             assert said(fine) == "ab"

@@ -42,6 +42,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     options = parser.parse_args(None if arguments is None else list(arguments))
     if unknown := sorted(set(options.parts) - set(PARTS)):
         parser.error(f"--parts: there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    if not options.minutes >= 1:
+        parser.error(f"--minutes is {options.minutes:g}; below 1 there is nothing to see")
     # Failures are ordered here by the thousand; what counts is asserted.
     logging.getLogger("furnace").setLevel(logging.CRITICAL)
     # So that ``with`` ends the servers.

@@ -24,6 +24,7 @@ REFUSAL_SECONDS = 0.05
 FLAT = 1.05
 CROWD = 200
 PLACES = 4
+WAITING = 'vllm:num_requests_waiting{model_name="lorem"}'
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,20 @@ async def _bursts(report: Report, folder: Path, rng: random.Random) -> None:
     show = report.bar(f"bursts of {REQUESTS}", BURSTS)
     answers: list[Raw] = []
     levels: list[list[int]] = []
+    most = 0.0
     with Served(folder, "--engine", engine, "--max-queue", str(QUEUE)) as served:
         for burst in range(BURSTS):
             requests = [
                 encode(CHAT, chat_body("lorem", f"burst {burst} {n}", stream=True, max_tokens=rng.randrange(5, 20)))
                 for n in range(REQUESTS)
             ]
-            answers += await _at_once(served, requests)
+            answering = asyncio.create_task(_at_once(served, requests))
+            most = max(most, await _most_waiting(served, answering))
+            answers += await answering
             levels.append([served.memory(pid).resident for pid in (served.pid, *served.engines)])
             show(burst + 1)
         idle = await until(lambda: not any(served.gauges().values()))
-        assert await served.stop() == 0
+        status = await served.stop()
         times = sorted(line["seconds"] for line in served.log() if line.get("status") == 503)
     refused = [answer for answer in answers if answer.status == 503]
     accepted = [answer for answer in answers if answer.status == 200]
@@ -78,6 +82,8 @@ async def _bursts(report: Report, folder: Path, rng: random.Random) -> None:
     )
     report.check("all accepted ones finish", all(answer.whole for answer in accepted), len(accepted))
     report.check("gauges at zero", idle, idle)
+    report.check("no more wait than the queue holds", 0 < most <= QUEUE, f"{most:g} of {QUEUE} at most")
+    report.check("the server ends with status 0", status == 0, status)
     slow = sum(seconds >= REFUSAL_SECONDS for seconds in times)
     report.check(
         f"server time of each refusal under {REFUSAL_SECONDS * 1e3:g} ms",
@@ -89,6 +95,15 @@ async def _bursts(report: Report, folder: Path, rng: random.Random) -> None:
         report.check(f"resident memory of the {name} process flat within 5 %", after < before * FLAT, found)
 
 
+async def _most_waiting(served: Served, answering: asyncio.Task[list[Raw]]) -> float:
+    """The most requests that were seen waiting until these were answered."""
+    most = 0.0
+    while not answering.done():
+        most = max(most, (await asyncio.to_thread(served.gauges)).get(WAITING, 0.0))
+        await asyncio.sleep(0.05)
+    return most
+
+
 async def _fairness(report: Report, folder: Path) -> None:
     record = folder / "record.jsonl"
     engine = f"mock:lorem?step_delay=0.005&max_sequences={PLACES}"
@@ -97,13 +112,14 @@ async def _fairness(report: Report, folder: Path) -> None:
             encode(CHAT, chat_body("lorem", f"crowd {n}", stream=True, max_tokens=10 + n % 7)) for n in range(CROWD)
         ]
         answers = asyncio.create_task(_at_once(served, crowd))
-        waiting = 'vllm:num_requests_waiting{model_name="lorem"}'
-        await until(lambda: served.gauges().get(waiting, 0) > CROWD / 2)
+        crowded = await until(lambda: served.gauges().get(WAITING, 0) > CROWD / 2)
         single = encode(CHAT, chat_body("lorem", "alone", stream=True, max_tokens=10))
         # Clients without a key are told apart by their address.
         (alone,) = await _at_once(served, [single], source="127.0.0.2")
         finished = sum(answer.whole for answer in await answers)
-        assert await served.stop() == 0
+        status = await served.stop()
+    report.check("most of the crowd waited when the other client came", crowded, crowded)
+    report.check("the server ends with status 0", status == 0, status)
     rank = _rank(record)
     report.check(
         "the request of a client with one beside one with 200 gets one of the next two places", rank <= 2, rank

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from furnace.cli import main
+from furnace.cli.serve import _allow_connections
 
 UrlOf = Callable[[Any], str]
 
@@ -149,3 +150,19 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(command: Any) -> None:
         shown = command("serve", "-e", "acme:demo", "--port", str(port), "--debug")
     assert "Traceback" in shown.stderr
     assert shown.returncode == 2
+
+
+def test_where_the_limit_of_descriptors_can_not_be_taken_whole_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    unlimited = 2**63 - 1
+    taken: list[tuple[int, int]] = []
+
+    def set_limit(kind: int, limits: tuple[int, int]) -> None:
+        if limits[0] == unlimited:
+            raise ValueError("current limit exceeds maximum limit")
+        taken.append(limits)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, unlimited))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    _allow_connections()
+    assert taken == [(65_536, unlimited)]

@@ -41,6 +41,10 @@ def test_engines_share_the_cores() -> None:
         ({"log_level": "loud"}, "'loud' is no log level; there are debug, info"),
         ({"max_context": 0}, "max_context is 0, but must be at least 1"),
         ({"threads": -1}, "threads is -1"),
+        *(
+            ({"allowed_hosts": (host,)}, "must be a name alone")
+            for host in ("", "http://a.example", "a.example:80", "*.a.example", "a b", "grün.example", "a..b", "a@b")
+        ),
         (
             {"engines": [EngineSpec.parse("a=acme:x"), DEMO, EngineSpec.parse("a=acme:y")]},
             "two engines .* name 'a'",
@@ -50,6 +54,11 @@ def test_engines_share_the_cores() -> None:
 def test_a_setting_that_cannot_be_says_what_to_change(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**{"engines": [DEMO], **settings})
+
+
+def test_host_names_are_taken() -> None:
+    hosts = ("chat.example.com", "Chat.Example.com.", "my_box", "xn--grn-hoa.example", "10-0-0-1.local")
+    assert ServeConfig(engines=[DEMO], allowed_hosts=hosts).allowed_hosts == hosts
 
 
 def test_options_go_to_all_engines_or_to_the_named_one() -> None:

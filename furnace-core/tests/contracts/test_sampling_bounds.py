@@ -44,7 +44,15 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_by_name_beyond(name: str
     whole = name in ("max_tokens", "top_k", "min_tokens", "seed")
     for value in (low, high):
         ask(**{name: value}).validate(CAPABILITIES)
-    beyond: list[Any] = [low - 1, high + 1, "hot", [1], 10**5000, *([high - 0.5] if whole else [math.nan, math.inf])]
+    beyond: list[Any] = [
+        low - 1,
+        high + 1,
+        "hot",
+        [1],
+        True,
+        10**5000,
+        *([high - 0.5] if whole else [math.nan, math.inf]),
+    ]
     for value in beyond:
         error = refused(ask(**{name: value}))
         assert error.param == name
@@ -71,6 +79,16 @@ def test_every_numeric_field_has_a_bound() -> None:
         ("logit_bias", {1: math.nan}),
         ("stop_token_ids", [3, 10]),
         ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", None),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1.0: 1.0}),
+        ("logit_bias", {1: True}),
+        ("logit_bias", [1]),
+        ("logit_bias", None),
     ],
 )
 def test_a_bias_out_of_bounds_or_an_id_that_is_no_token_is_refused_by_name(field: str, value: object) -> None:
@@ -85,7 +103,8 @@ def test_without_a_known_vocabulary_ids_need_only_be_ids() -> None:
 
 def test_a_prompt_of_token_ids_must_be_of_the_vocabulary() -> None:
     GenerateRequest(input=TokenInput([0, 9])).validate(CAPABILITIES)
-    for tokens in ([10], [3, -1]):
+    odd: list[Any] = [[10], [3, -1], ["a"], [2.5], [False]]
+    for tokens in odd:
         assert refused(GenerateRequest(input=TokenInput(tokens))).param == "prompt"
 
 

@@ -115,9 +115,8 @@ def test_a_distribution_without_a_name_is_still_listed(install: Install) -> None
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        ("openvino", "pip install furnace-openvino"),
         ("candle", "pip install furnace-candle-bridge"),
-        ("openvinno", "did you mean 'openvino'? pip install furnace-openvino"),
+        ("candel", "did you mean 'candle'? pip install furnace-candle-bridge"),
         ("acne", "did you mean 'acme'?"),
         ("zzz.Zz", "perhaps its package is named furnace-zzz-zz"),
     ],

@@ -25,7 +25,7 @@ def status_of(server: Server, host: str, path: str = "/v1/models") -> tuple[int,
     "host",
     [
         *("localhost", "LocalHost:8080", "localhost.", "app.localhost:1", "127.0.0.1:8080", "127.8.8.8", "[::1]:8080"),
-        *("[::1]", "192.168.1.7:80", "chat.example.com", "Chat.Example.com.:443"),
+        *("[::1]", "[::1]:", "192.168.1.7:80", "chat.example.com", "Chat.Example.com.:443"),
     ],
 )
 def test_local_names_addresses_and_names_of_the_operator_are_answered(host: str) -> None:
@@ -39,6 +39,7 @@ def test_local_names_addresses_and_names_of_the_operator_are_answered(host: str)
     [
         *("evil.example", "evil.example:8080", "localhost.evil.example", "notlocalhost", "127.0.0.1.evil.example", ""),
         *(":80", "[evil.example]", "example.com", "sub.chat.example.com", "\xff", "127.0.0.1@evil.example"),
+        *("[::1].evil.example", "[::1]evil.example:80", "[::1", "[::1]:80.evil.example"),
     ],
 )
 def test_other_names_are_not(host: str) -> None:
@@ -47,7 +48,12 @@ def test_other_names_are_not(host: str) -> None:
     assert not may_ask(host.encode("latin-1"), names)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.7"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1", "localhost"])
+def test_on_an_address_that_only_this_machine_reaches_names_count(address: str) -> None:
+    assert loopback_hosts(address, ["chat.example.com"]) == frozenset({"chat.example.com"})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.7", "::ffff:192.168.1.7"])
 def test_on_an_address_that_others_reach_every_name_is_answered(address: str) -> None:
     assert loopback_hosts(address, ["chat.example.com"]) is None
 

@@ -189,13 +189,37 @@ def test_closing_wakes_a_call_that_waits(engine: Any) -> None:
             waiting.result()
 
 
-def test_a_dropped_session_closes_its_engine_and_thread(engine: Any) -> None:
+def test_dropping_a_session_waits_for_nothing_and_ends_its_engine_and_thread(engine: Any) -> None:
+    may_end = threading.Event()
+    end = engine.aclose
+
+    async def aclose() -> None:
+        await asyncio.to_thread(may_end.wait, 30)
+        await end()
+
+    engine.aclose = aclose
     llm = furnace.load(engine)
+    thread = llm._thread._thread
     llm.chat("hi")
     del llm
     gc.collect()
+    assert engine.closed == 0
+    may_end.set()
+    thread.join()
     assert engine.closed == 1
-    assert not any(thread.name == "furnace-session" for thread in threading.enumerate())
+
+
+def test_a_dropped_session_whose_engine_cannot_end_is_logged(engine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def aclose() -> None:
+        raise ValueError("stuck")
+
+    engine.aclose = aclose
+    llm = furnace.load(engine)
+    thread = llm._thread._thread
+    del llm
+    gc.collect()
+    thread.join()
+    assert "did not end properly: stuck" in caplog.text
 
 
 def test_two_sessions_and_many_threads_do_not_disturb_each_other(make_engine: Callable[..., Any]) -> None:

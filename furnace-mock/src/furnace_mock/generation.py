@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from furnace.contracts import ClientStalledError, Event, Failed, Finished, Generation, Text, Usage
@@ -91,6 +92,6 @@ class MockGeneration(Generation):
         return self._mailbox.usage
 
     def __del__(self) -> None:
-        loop = self._task.get_loop()
-        if not self._task.done() and not loop.is_closed():
-            loop.call_soon_threadsafe(self._task.cancel)
+        if not self._task.done():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing runs any more
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)

@@ -28,6 +28,7 @@ __all__ = ["command", "serve"]
 logger = logging.getLogger(__name__)
 
 _POSITIVE = click.IntRange(min=1)
+_MANY_DESCRIPTORS = 65_536
 
 
 @click.command("serve")
@@ -208,8 +209,11 @@ def _allow_connections() -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # some systems say no to what they call the limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Some systems say no to what they call the limit, above all when they call it unlimited.
+    for most in (hard, _MANY_DESCRIPTORS):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return
 
 
 def _report(progress: LoadProgress, label: str, stage: str, done: int, total: int) -> None:

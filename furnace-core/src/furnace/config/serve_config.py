@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -19,6 +20,8 @@ __all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServeConfig", "assign_options"]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+# As it comes in a Host header; an underscore is in no name of the DNS, but in some of a local network.
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 _COUNTS = (
@@ -97,8 +100,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"{quote(self.log_format)} is no log format; there are {', '.join(LOG_FORMATS)}")
         for name in self.allowed_hosts:
-            if not name or set(name) & set("/: "):
-                raise ConfigError(f"the host {quote(name)} must be a name alone, without a scheme or a port")
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"the host {quote(name)} must be a name alone: ASCII letters, digits, - and ., no scheme, no port"
+                )
         for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and value < 1:

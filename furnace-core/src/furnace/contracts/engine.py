@@ -31,7 +31,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         reason: one line; empty when ready.
-        restarts: how often a process of the engine ended and was started again.
+        restarts: how often a process of the engine died in service; each time it is started again, until that works.
     """
 
     state: HealthState = HealthState.READY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from furnace.contracts.capabilities import Capabilities
-from furnace.contracts.errors import InvalidRequestError
+from furnace.contracts.errors import InvalidRequestError, quote
 from furnace.contracts.sampling_bounds import BOUNDS, check_number, check_stop, check_token_ids
 
 __all__ = [
@@ -158,6 +158,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         for name in self.__struct_fields__:
             if name in BOUNDS and name != "logit_bias":
                 check_number(name, getattr(self, name))
+        if not isinstance(self.logit_bias, dict):
+            message = f"logit_bias must map token ids to numbers, not {quote(self.logit_bias)}."
+            raise InvalidRequestError(message, param="logit_bias")
         for bias in self.logit_bias.values():
             check_number("logit_bias", bias)
         check_token_ids(self.logit_bias, vocab_size, "logit_bias")

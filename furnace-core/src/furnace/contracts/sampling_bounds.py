@@ -48,7 +48,12 @@ def check_number(field: str, value: object, name: str = "") -> None:
         return
     low, high = BOUNDS[field]
     kind = int if field in _WHOLE else int | float
-    if isinstance(value, kind) and low <= value <= high and not (field in _ABOVE and value == low):
+    if (
+        isinstance(value, kind)
+        and not isinstance(value, bool)
+        and low <= value <= high
+        and not (field in _ABOVE and value == low)
+    ):
         return
     bounds = f"above {low} and at most {high}" if field in _ABOVE else f"between {low} and {high}"
     name = name or field
@@ -67,6 +72,11 @@ def check_token_ids(ids: Collection[int], vocab_size: int | None, param: str) ->
     Raises:
         InvalidRequestError: one is not; ``param`` as given.
     """
+    if not isinstance(ids, Collection):
+        raise InvalidRequestError(f"{param} must be a list of token ids, not {quote(ids)}.", param=param)
+    if not set(map(type, ids)) <= {int}:
+        odd = next(token for token in ids if type(token) is not int)
+        raise InvalidRequestError(f"{param} has {quote(odd)}, but token ids are whole numbers.", param=param)
     end = LARGEST_COUNT if vocab_size is None else vocab_size
     if ids and not (min(ids) >= 0 and max(ids) < end):
         wrong = next(token for token in ids if not 0 <= token < end)

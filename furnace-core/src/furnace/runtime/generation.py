@@ -36,5 +36,7 @@ class ScheduledGeneration(Generation):
         self._cancel()
 
     def _cancel(self) -> None:
-        if not self._job.mailbox.closed:
+        mailbox = self._job.mailbox
+        # One that overflowed was told its end; the job itself may go on.
+        if not mailbox.closed or mailbox.overflowed:
             self._steps.post(Abort(self._job))

@@ -7,19 +7,9 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
-from furnace.contracts import GenerateRequest
-
-__all__ = ["Heartbeat", "LocalHeartbeat", "Pulse", "SharedHeartbeat", "request_key"]
-
-
-def request_key(request: GenerateRequest) -> int:
-    """What a heartbeat calls a request; 0 for one without an id."""
-    if not request.id:
-        return 0
-    return int.from_bytes(blake2b(f"{request.id} {request.choice}".encode(), digest_size=8).digest(), "little")
+__all__ = ["Heartbeat", "LocalHeartbeat", "Pulse", "SharedHeartbeat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class Heartbeat(Protocol):
         """It is over."""
 
     def start(self, key: int) -> None:
-        """The request of that key is about to be in a step for the first time."""
+        """The request of that key is about to be in a step for the first time; 0 for one without a key."""
 
     def read(self) -> Pulse:
         """The latest state."""
@@ -107,7 +97,7 @@ class SharedHeartbeat:
         self._LAYOUT.pack_into(self._page, 0, self._steps, 0, 0)
 
     def start(self, key: int) -> None:
-        """The request of that key is about to be in a step for the first time."""
+        """The request of that key is about to be in a step for the first time; 0 for one without a key."""
         place = self._LAYOUT.size + self._started * self._KEY.size % self._KEYS.size
         self._KEY.pack_into(self._page, place, key)
         self._started += 1

@@ -37,6 +37,7 @@ class Job:
         output: text side of it.
         mailbox: where its events go.
         in_reasoning: the prompt ended inside a reasoning section.
+        key: what a heartbeat calls it; 0 for nothing.
 
     Attributes:
         begun: it has left the queue and its client knows.
@@ -49,6 +50,7 @@ class Job:
         "_stop_tokens",
         "_unsent",
         "begun",
+        "key",
         "mailbox",
         "max_tokens",
         "output",
@@ -68,6 +70,7 @@ class Job:
         output: TextOutput,
         mailbox: Mailbox,
         in_reasoning: bool,
+        key: int = 0,
     ) -> None:
         params = request.params
         self.sequence = sequence
@@ -75,6 +78,7 @@ class Job:
         self.max_tokens = max_tokens
         self.output = output
         self.mailbox = mailbox
+        self.key = key
         self.begun = False
         self._in_reasoning = in_reasoning
         self._unsent: list[int] = []

@@ -40,8 +40,8 @@ __all__ = ["RecordedState", "Recorder", "record_engine"]
 
 logger = logging.getLogger("furnace.runtime")
 
-# Some seconds of a busy scheduler, and about 35 MB. Every row of a step has a record or two, so that larger ones come
-# with more small ones.
+# Some seconds of a busy scheduler. It counts records, not bytes: the usual ones, some numbers each, take 35 MB. One
+# that adds a sequence keeps its prompt in memory too, which can be larger by far.
 MOST_WAITING = 65_536
 _JOIN_SECONDS = 5.0
 _BEHIND = "the file fell behind the scheduler: it could not be written as fast as records came"

@@ -158,7 +158,9 @@ class _Replay:
         state, sequences = self.state, self._sequences
         match record:
             case Header() | Closed():
-                raise InvalidRequestError("a record has a second beginning, or an end before its end")
+                raise InvalidRequestError(
+                    "the record has a second header, or goes on after its end: it is not the file of one run"
+                )
             case Added():
                 self._add(record)
             case Planned():

@@ -248,7 +248,14 @@ class Scheduled(LlmEngine, TextService):
         (generation,) = await self.generate_many([request])
         return generation
 
-    async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    async def generate_many(
+        self, requests: Sequence[GenerateRequest], *, keys: Sequence[int] | None = None
+    ) -> list[Generation]:
+        """As the contract says.
+
+        Args:
+            keys: what the heartbeat calls each request once it runs.
+        """
         self._check_running()
         for request in requests:
             self._check(request)
@@ -264,7 +271,7 @@ class Scheduled(LlmEngine, TextService):
             if len(each.tokens) >= self._max_context:
                 raise PromptTooLongError(len(each.tokens), self._max_context)
         steps = self._check_running()
-        jobs = self._jobs(requests, prepared)
+        jobs = self._jobs(requests, prepared, keys or [0] * len(requests))
         displaced = self._admission.enter(
             [Entry(job.sequence.id, job.sequence.client, len(job.sequence.prompt)) for job in jobs]
         )
@@ -332,16 +339,18 @@ class Scheduled(LlmEngine, TextService):
             )
         request.validate(self.capabilities)
 
-    def _jobs(self, requests: Sequence[GenerateRequest], prepared: Sequence[PreparedPrompt]) -> list[Job]:
+    def _jobs(
+        self, requests: Sequence[GenerateRequest], prepared: Sequence[PreparedPrompt], keys: Sequence[int]
+    ) -> list[Job]:
         """One seed for all choices of a prompt, whose numbers tell them apart, and another for the next prompt."""
         jobs: list[Job] = []
-        for request, each in zip(requests, prepared, strict=True):
+        for request, each, key in zip(requests, prepared, keys, strict=True):
             if request.choice == 0 or not jobs:
                 drawn = secrets.randbits(63)
-            jobs.append(self._job(request, each, drawn))
+            jobs.append(self._job(request, each, drawn, key))
         return jobs
 
-    def _job(self, request: GenerateRequest, prepared: PreparedPrompt, drawn: int) -> Job:
+    def _job(self, request: GenerateRequest, prepared: PreparedPrompt, drawn: int, key: int) -> Job:
         params = request.params
         room = self._max_context - len(prepared.tokens)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -367,6 +376,7 @@ class Scheduled(LlmEngine, TextService):
             output=TextOutput(self._pipeline, request, prepared.tokens),
             mailbox=Mailbox(asyncio.get_running_loop()),
             in_reasoning=prepared.in_reasoning,
+            key=key,
         )
 
 

@@ -27,7 +27,7 @@ from furnace.contracts import (
 from furnace.runtime.admission import Admission
 from furnace.runtime.commands import Abort, Add, Command, Displace, Shutdown
 from furnace.runtime.handoff import Handoff
-from furnace.runtime.heartbeat import Heartbeat, request_key
+from furnace.runtime.heartbeat import Heartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.jobs import Jobs
 from furnace.runtime.logits import read_rows
@@ -88,7 +88,8 @@ class StepLoop:
         Once the thread has ended, jobs that come get a ``Failed`` at once.
         """
         self._commands.put(command)
-        if self._ended:
+        # Jobs alone are refused: that takes locks, and a finalizer may abort while this very thread holds them.
+        if self._ended and isinstance(command, Add):
             # The thread may or may not have seen this one; whoever finds it in the queue ends it.
             self._refuse_rest()
 
@@ -168,7 +169,7 @@ class StepLoop:
         for sequence in plan.started:
             self._admission.leave(sequence.id, served=True)
             # Should the model end the process now, no event can say any more that this one was in it.
-            self._heartbeat.start(request_key(self._jobs[sequence].request))
+            self._heartbeat.start(self._jobs[sequence].key)
         for owner in self._prompt_rows.keys() - self._state.cache.rows:
             del self._prompt_rows[owner]
         try:

@@ -7,6 +7,7 @@ there for that page's server, and lets the page use it. What the page can't choo
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 __all__ = ["is_loopback", "loopback_hosts", "may_ask"]
@@ -25,9 +26,11 @@ def loopback_hosts(address: str, names: Iterable[str]) -> frozenset[str] | None:
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach an address; a name other than localhost counts as reachable."""
     try:
-        return ipaddress.ip_address(address).is_loopback
+        found = ipaddress.ip_address(address)
     except ValueError:
         return address == "localhost"
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def may_ask(host: bytes, names: frozenset[str]) -> bool:
@@ -39,7 +42,8 @@ def may_ask(host: bytes, names: frozenset[str]) -> bool:
     """
     text = host.decode("latin-1").strip().lower()
     if text.startswith("["):
-        return _is_address(text[1:].partition("]")[0])
+        inside, closed, port = text[1:].partition("]")
+        return closed == "]" and _is_address(inside) and re.fullmatch(r"(:\d*)?", port, re.ASCII) is not None
     name = text.partition(":")[0].rstrip(".")
     return name == "localhost" or name.endswith(".localhost") or name in names or _is_address(name)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
 from furnace.contracts import EngineUnavailableError
+from furnace.plugins.errors import describe
 
-__all__ = ["LoopThread", "runs_a_loop"]
+__all__ = ["LoopThread"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -19,7 +23,7 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines of any thread on one loop, until it is closed.
 
-    The thread is a daemon: it never keeps the interpreter alive. There are no locks: ``close`` and ``post`` may be
+    The thread is a daemon: it never keeps the interpreter alive. There are no locks: ``stop`` and ``post`` may be
     called by the garbage collector, in the middle of anything.
 
     Args:
@@ -32,6 +36,7 @@ class LoopThread:
         self._stop = asyncio.Event()
         self._at_close: list[Callable[[], Awaitable[None]]] = []
         self._calls: set[_Call[Any]] = set()
+        self._raises = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._loop = self._started.result()
@@ -64,15 +69,27 @@ class LoopThread:
         """Run on the loop and don't wait; a closed loop has nothing left to do."""
         self._submit(_Call(coroutine))
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self) -> None:
         """Await what ``at_close`` collected, cancel everything else and end the loop. Idempotent.
 
         Raises:
-            Exception: of an ``at_close`` action, if this waits.
+            Exception: of an ``at_close`` action; on the loop's own thread, which can't wait, it is logged.
         """
+        if threading.current_thread() is self._thread:
+            self.stop()
+            return
+        self._raises = True
+        self.stop()
+        self._ended.result()
+
+    def stop(self) -> None:
+        """Begin to close, and wait for nothing; an error is logged."""
         self._tell(self._stop.set)
-        if wait and threading.current_thread() is not self._thread:
-            self._ended.result()
+
+    def finish(self) -> None:
+        """Close, and wait; an error is logged, or was raised by ``close``."""
+        self.stop()
+        self._ended.exception()
 
     def _submit(self, call: _Call[Any]) -> None:
         self._calls.add(call)
@@ -89,9 +106,11 @@ class LoopThread:
         try:
             asyncio.run(self._main())
         except BaseException as error:
-            self._ended.set_exception(error)
             if not self._started.done():
                 self._started.set_exception(error)
+            elif not self._raises:
+                logger.warning("an engine did not end properly: %s", describe(error))
+            self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
         for call in list(self._calls):
@@ -141,15 +160,6 @@ class _Call(Generic[T]):
             self.result.set_exception(error)
         else:
             self.result.set_result(task.result())
-
-
-def runs_a_loop() -> bool:
-    """Whether an event loop runs on this thread, which must then not wait for anything."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _closed() -> EngineUnavailableError:

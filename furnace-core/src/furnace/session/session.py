@@ -5,24 +5,20 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401 -- so that its hook at exit is older than ours, and runs after it
 import contextlib
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self, Unpack, overload
 
 from furnace.contracts import Capabilities, EngineContext, EngineUnavailableError, FinishReason, LlmEngine, Usage
 from furnace.plugins.engine_spec import EngineSpec
-from furnace.plugins.errors import describe
 from furnace.scheduler.config import SchedulerConfig
 from furnace.session.async_session import AsyncSession, AsyncTextStream, open_session
 from furnace.session.completion import Completion
-from furnace.session.loop_thread import LoopThread, runs_a_loop
+from furnace.session.loop_thread import LoopThread
 from furnace.session.requests import Messages, SamplingKeywords
 
 __all__ = ["Session", "TextStream", "load"]
-
-logger = logging.getLogger(__name__)
 
 
 class TextStream(Iterator[str]):
@@ -89,9 +85,9 @@ class Session:
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
         self._session = session
-        self._finalizer = weakref.finalize(self, _close_quietly, thread)
+        self._finalizer = weakref.finalize(self, thread.stop)
         self._finalizer.atexit = False
-        _before_exit(weakref.WeakMethod(self.close))
+        _before_exit(thread)
 
     @property
     def name(self) -> str:
@@ -171,25 +167,14 @@ class Session:
         self.close()
 
 
-def _close_quietly(thread: LoopThread) -> None:
-    try:
-        # The garbage collector may run this on a thread with an event loop, which must not wait.
-        thread.close(wait=not runs_a_loop())
-    except Exception as error:
-        logger.warning("an engine did not end properly: %s", describe(error))
-
-
-def _before_exit(close: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Close a session at exit, if it is still there."""
+def _before_exit(thread: LoopThread) -> None:
+    """Wait at exit for the end of a thread that has not ended by then, also when its session was dropped."""
+    left = weakref.ref(thread)
 
     def run() -> None:
-        method = close()
-        if method is None:
-            return
-        try:
-            method()
-        except Exception as error:
-            logger.warning("an engine did not end properly: %s", describe(error))
+        thread = left()
+        if thread is not None:
+            thread.finish()
 
     # atexit comes after the interpreter has closed its thread pools, which an engine may need to end properly.
     # The earlier hook, which the thread pools use too, has no public name.
@@ -210,7 +195,7 @@ def load(
         with furnace.load("torch:tiny-lm") as llm:
             print(llm.chat("What is a furnace?", max_tokens=64))
 
-    Works without ``with`` too: it is closed when nothing refers to it any more, and at exit.
+    Works without ``with`` too: it begins to close when nothing refers to it any more, and has closed at exit.
 
     Args:
         engine: a spec, or an engine that has not started; the session then owns it.

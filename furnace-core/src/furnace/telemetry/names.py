@@ -212,7 +212,7 @@ INSTRUMENTS = (
     Instrument("furnace.kv.cached", "gauge", "KV tokens kept for prompts to come.", "stats", "kv_cached"),
     Instrument("furnace.kv.size", "gauge", "KV tokens there are, if bounded.", "stats", "kv_total"),
     Instrument(
-        "furnace.engine.restarts", "counter", "How often an engine process was started again.", "health", "restarts"
+        "furnace.engine.restarts", "counter", "How often an engine process died in service.", "health", "restarts"
     ),
 )
 

@@ -153,7 +153,9 @@ class EngineServer(asyncio.Protocol):
     async def _generate(self, message: frames.Generate) -> None:
         generations: list[Generation] = []
         try:
-            if len(message.requests) == 1:
+            if isinstance(self._engine, Scheduled):
+                generations = await self._engine.generate_many(message.requests, keys=message.ids)
+            elif len(message.requests) == 1:
                 generations = [await self._engine.generate(message.requests[0])]
             else:
                 generations = await self._engine.generate_many(message.requests)
@@ -166,9 +168,10 @@ class EngineServer(asyncio.Protocol):
             usages = [generation.usage for generation in generations]
             self._send(frames.Admitted(message.call, [usage.prompt_tokens for usage in usages]))
         aborted = [self._admitting.pop(id) for id in message.ids]
+        # All at once: an abort must find each of them either here or there.
         for id, generation, unwanted in zip(message.ids, generations, aborted, strict=False):
             if unwanted:
-                await generation.aclose()
+                self._spawn(generation.aclose())
             else:
                 self._generations[id] = generation
                 self._spawn(self._pump(id, generation))
@@ -183,7 +186,10 @@ class EngineServer(asyncio.Protocol):
                 logger.exception("an engine's generation broke")
                 events = [Failed(EngineFailedError("The engine failed on this request.").info, generation.usage)]
             if not events:
-                break
+                if id not in self._generations:
+                    break
+                logger.error("an engine's generation ended without its last event")
+                events = [Failed(EngineFailedError("The engine failed on this request.").info, generation.usage)]
             last = isinstance(events[-1], Finished | Failed)
             if not self._out:
                 # Every pump that the same step woke runs before this.

@@ -27,7 +27,6 @@ from furnace.contracts import (
     no_progress,
 )
 from furnace.runtime.admission import Admission, Entry
-from furnace.runtime.heartbeat import request_key
 from furnace.runtime.process import frames
 from furnace.runtime.process.engine_process import EngineProcess
 from furnace.runtime.process.errors import ProcessStartError
@@ -91,8 +90,8 @@ class ProcessEngine(LlmEngine, TextService):
         # What the engine's own queue looks like from here. Asking it is slow when thousands come at once: each would
         # wait for the admission, and the tokenizing, of all before it.
         self._admission: Admission | None = None
-        # Cancelled, and still in it.
-        self._left: deque[int] = deque()
+        # Of generations that were closed or dropped, whose places in it are not given back yet.
+        self._closed_ids: deque[int] = deque()
         self._watching: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
 
@@ -153,24 +152,25 @@ class ProcessEngine(LlmEngine, TextService):
 
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
         process = self._running()
+        for request in requests:
+            # Before the queue: what is wrong is wrong however full it is.
+            request.validate(self.capabilities)
         ids = [next(self._numbers) for _ in requests]
-        while self._left:
-            self._leave_queue(self._left.popleft(), False)
+        while self._closed_ids:
+            self._leave_queue(self._closed_ids.popleft(), False)
         # More than it can ever hold is for the engine to refuse, for good.
         if self._admission is not None and 0 < len(ids) <= self._admission.max_queue:
             self._admission.enter([Entry(id, requests[0].client, 0) for id in ids])
         generations = [RemoteGeneration(id, self._abort) for id in ids]
-        for generation, request in zip(generations, requests, strict=True):
-            generation.remote.key = request_key(request)
         try:
             await process.writable()
             # Before they are admitted: their first events may come in the same read as the admission.
             self._open.update((generation.id, generation.remote) for generation in generations)
             admitted = await self._call(lambda call: frames.Generate(call, ids, list(requests)))
-        except BaseException:
+        except BaseException as error:
             for generation in generations:
                 await generation.aclose()
-            if any(generation.remote.died for generation in generations):
+            if isinstance(error, EngineUnavailableError) and any(each.remote.died for each in generations):
                 raise EngineFailedError(_DIED) from None
             raise
         if isinstance(admitted, frames.Admitted):
@@ -210,7 +210,7 @@ class ProcessEngine(LlmEngine, TextService):
     def _abort(self, id: int) -> None:
         """From a generation that was closed, or dropped; the latter also from another thread's garbage collection."""
         # Later: garbage may be collected while this very thread holds the lock of the admission.
-        self._left.append(id)
+        self._closed_ids.append(id)
         if self._open.pop(id, None) is not None and self._process is not None:
             self._process.send_soon(frames.Abort(id))
 
@@ -258,7 +258,8 @@ class ProcessEngine(LlmEngine, TextService):
                     if waited:
                         self._leave_queue(id, remote.started is not None)
                     if ended:
-                        del self._open[id]
+                        # A garbage collection may have taken it just now.
+                        self._open.pop(id, None)
                     elif remote.mailbox.overflowed:
                         self._abort(id)
             case frames.Status(health, stats):
@@ -319,15 +320,15 @@ class ProcessEngine(LlmEngine, TextService):
         """Nothing of this process comes any more: every request gets its last event.
 
         Args:
-            started: keys of those that the model had begun with, also when no event said so any more.
+            started: numbers of those that the model had begun with, also when no event said so any more.
         """
         gone = EngineUnavailableError("The engine process ended. Try again.", retry_after=max(1.0, self._delay()))
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(gone.info.exception())
         ran = EngineFailedError(_DIED)
-        for remote in list(self._open.values()):
-            remote.died = remote.started is not None or remote.key in started
+        for id, remote in list(self._open.items()):
+            remote.died = remote.started is not None or id in started
             error = ran if remote.died else gone
             remote.put([Failed(error.info, remote.usage)])
         self._open.clear()

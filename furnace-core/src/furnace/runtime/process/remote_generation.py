@@ -20,7 +20,7 @@ class RemoteGeneration(Generation):
         on_cancel: called when it is closed or dropped, also after its end.
 
     Attributes:
-        started: the request has left the queue.
+        remote: what has come of it so far.
     """
 
     def __init__(self, id: int, on_cancel: Callable[[int], None]) -> None:
@@ -47,15 +47,17 @@ class RemoteProgress:
     """What has come of a request so far. Held by the connection, so that the generation itself can be dropped.
 
     Attributes:
-        key: the request's, see ``request_key``.
+        mailbox: events that the client has not taken yet.
+        prompt_tokens: how many the engine counted at admission; 0 before.
+        started: the event that says that the request has left the queue; None before.
+        usage_at_end: what the last event said; None before.
         died: it was in the model when the process ended.
     """
 
-    __slots__ = ("_completion", "died", "key", "mailbox", "prompt_tokens", "started", "usage_at_end")
+    __slots__ = ("_completion", "died", "mailbox", "prompt_tokens", "started", "usage_at_end")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
-        self.key = 0
         self.died = False
         self.prompt_tokens = 0
         self.started: Started | None = None
