@@ -42,9 +42,10 @@ class Sample:
 async def endurance(report: Report, folder: Path, seed: int, minutes: float, rate: float) -> None:
     """Hold the streams, make the load, and look at memory and descriptors all the time."""
     _allow_descriptors(2 * IDLE + 500)
-    with Served(
-        folder / "endurance", "--engine", BUSY_ENGINE, "--engine", IDLE_ENGINE, "--max-queue", str(2 * IDLE)
-    ) as served:
+    engines = ("--engine", BUSY_ENGINE, "--engine", IDLE_ENGINE)
+    # Nobody is refused for having waited.
+    waiting = ("--max-queue", str(2 * IDLE), "--queue-deadline", str(minutes * 120))
+    with Served(folder / "endurance", *engines, *waiting) as served:
         names = _names(served)
         load = MixedLoad(served.url, random.Random(f"endurance {seed}"), rate)
         await _wake(served)
