@@ -85,10 +85,9 @@ def test_the_probe_notices_a_model_whose_rows_depend_on_each_other(
         layers=tiny_weights.layers[:1],
         norm=tiny_weights.norm,
         head=tiny_weights.head,
-        rotary_frequencies=tiny_weights.rotary_frequencies,
     )
     assert is_independent(one_layer, rule.min_rows) == rule.deterministic
-    down = one_layer.layers[0].down
+    down = [*one_layer.layers[0].linears()][-1]
     project = type(down)._project
 
     def leaking(self: Linear, rows: Tensor) -> Tensor:

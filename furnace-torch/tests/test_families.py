@@ -33,6 +33,22 @@ ROPE_YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Of heads that are 16 wide.
+ROPE_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 1.6, 1.8, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 12.0, 16.0, 20.0],
+}
+PHI_LONG = {**GROUPED, "original_max_position_embeddings": 64, "rope_parameters": ROPE_LONG}
+GEMMA = {**GROUPED, "head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 4}
+QWEN_MOE = {
+    **GROUPED,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 40}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,9 +98,100 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma2, caps and every second window": ("gemma2", {**GEMMA, "sliding_window": 40, "attn_logit_softcapping": 2.0}),
+    "gemma2, no caps, a scale of its own": (
+        "gemma2",
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3, local rope in five of six layers": (
+        "gemma3_text",
+        {**GEMMA, "num_hidden_layers": 7, "sliding_window": 40, "final_logit_softcapping": 8.0},
+    ),
+    "gemma3, linear rope where there is no window": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "num_hidden_layers": 7,
+            "sliding_window": 40,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3, a window": ("phi3", {**GROUPED, "sliding_window": 40}),
+    "phi3, long rope": ("phi3", PHI_LONG),
+    "phi3, half of each head rotated, long rope": (
+        "phi3",
+        {
+            **PHI_LONG,
+            "rope_parameters": {
+                **ROPE_LONG,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.1, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 8.0, 16.0],
+            },
+        },
+    ),
+    "smollm3, one layer not rotated, biases": (
+        "smollm3",
+        {**GROUPED, "num_hidden_layers": 5, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "smollm3, other layers not rotated": ("smollm3", {**GROUPED, "no_rope_layers": [0, 1, 0]}),
+    "granite, all scales": (
+        "granite",
+        {
+            **GROUPED,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 1.5,
+            "attention_bias": True,
+        },
+    ),
+    "olmo2, grouped": ("olmo2", GROUPED),
+    "mixtral": ("mixtral", {**GROUPED, "num_local_experts": 6}),
+    "mixtral, one expert a token, a window": (
+        "mixtral",
+        {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 40},
+    ),
+    "qwen3_moe, scores divided by their sum": (
+        "qwen3_moe",
+        {**QWEN_MOE, "norm_topk_prob": True},
+    ),
+    "qwen3_moe, one dense layer": (
+        "qwen3_moe",
+        {**QWEN_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "attention_bias": True},
+    ),
 }
-# GGUF has one window for all layers of these.
-ONLY_SAFETENSORS = {"qwen2, windows from layer 1", "qwen3, one layer with a window"}
+# GGUF has one window for all layers of the first two, and no key for what is special in the others.
+ONLY_SAFETENSORS = {
+    "qwen2, windows from layer 1",
+    "qwen3, one layer with a window",
+    "gemma2, no caps, a scale of its own",
+    "smollm3, other layers not rotated",
+    "qwen3_moe, one dense layer",
+}
+# One for each feature that a layer may have.
+FOR_DETERMINISM = [
+    "mistral, a window over blocks",
+    "qwen2, windows from layer 1",
+    "qwen3, one layer with a window",
+    "gemma2, caps and every second window",
+    "gemma3, local rope in five of six layers",
+    "phi3, half of each head rotated, long rope",
+    "smollm3, one layer not rotated, biases",
+    "granite, all scales",
+    "olmo2, grouped",
+    "mixtral",
+    "qwen3_moe, one dense layer",
+]
 
 
 def forms(model: str) -> list[str]:
@@ -94,7 +201,7 @@ def forms(model: str) -> list[str]:
 @pytest.mark.parametrize(("model", "form"), [(model, form) for model in MODELS for form in forms(model)])
 def test_logits_equal_those_of_transformers_over_prefill_chunks_and_decode(
     model: str, form: str, make_model: Any, logits_of: Any, save_gguf: Any, model_from: Any, drive: Any,
-    random_tokens: Any, tmp_path: Path,
+    random_tokens: Any, device_forms: list[bool], record_property: Any, tmp_path: Path,
 ) -> None:  # fmt: skip
     reference = make_model(*MODELS[model])
     path = tmp_path / "model.gguf" if form == "GGUF" else tmp_path
@@ -102,19 +209,42 @@ def test_logits_equal_those_of_transformers_over_prefill_chunks_and_decode(
         save_gguf(reference, path)
     else:
         reference.save_pretrained(path)
-    steps = drive(model_from(path))
     tokens = random_tokens(300, 160)
     expected = logits_of(reference, tokens)
     assert np.abs(expected).max() > 1
-    state = steps.model.open()
-    np.testing.assert_allclose(steps.prefill(state, tokens[:128], 0, Output.ALL), expected[:128], atol=TOLERANCE)
-    assert steps.prefill(state, tokens[128:256], 128, Output.NONE).shape == (0, 160)
-    np.testing.assert_allclose(steps.prefill(state, tokens[256:290], 256), expected[289:290], atol=TOLERANCE)
-    for position in range(290, 295):
-        row = steps.decode(state, tokens[position : position + 1], position)
-        np.testing.assert_allclose(row[0], expected[position], atol=TOLERANCE)
-    rows = steps.decode(state, tokens[295:300], 295)
-    np.testing.assert_allclose(rows, expected[295:], atol=TOLERANCE)
+    seen = [*range(128), *range(289, 300)]
+    for device_form in device_forms:
+        steps = drive(model_from(path, device_form=device_form))
+        state = steps.model.open()
+        rows = [steps.prefill(state, tokens[:128], 0, Output.ALL)]
+        assert steps.prefill(state, tokens[128:256], 128, Output.NONE).shape == (0, 160)
+        rows.append(steps.prefill(state, tokens[256:290], 256))
+        rows += [steps.decode(state, tokens[position : position + 1], position) for position in range(290, 295)]
+        rows.append(steps.decode(state, tokens[295:300], 295))
+        deviation = np.abs(np.concatenate([row.copy() for row in rows]) - expected[seen]).max()
+        record_property("deviation", float(deviation))
+        assert deviation < TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["safetensors", "GGUF"])
+def test_the_served_context_decides_between_the_short_and_the_long_factors_of_longrope(
+    form: str, make_model: Any, logits_of: Any, save_gguf: Any, model_from: Any, drive: Any, random_tokens: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    reference = make_model(*MODELS["phi3, long rope"])
+    path = tmp_path / "model.gguf" if form == "GGUF" else tmp_path
+    if form == "GGUF":
+        save_gguf(reference, path)
+    else:
+        reference.save_pretrained(path)
+    # transformers decides it anew for every sequence.
+    for context, length in ((64, 60), (None, 80)):
+        steps = drive(model_from(path, max_context=context))
+        tokens = random_tokens(length, 160)
+        rows = steps.prefill(steps.model.open(), tokens, 0, Output.ALL)
+        np.testing.assert_allclose(rows, logits_of(reference, tokens), atol=TOLERANCE)
+    short = np.array(steps.prefill(steps.model.open(), tokens[:60], 0, Output.ALL))
+    assert np.abs(short - logits_of(reference, tokens[:60])).max() > 100 * TOLERANCE
 
 
 def test_sharded_safetensors_give_the_same_logits(
@@ -130,12 +260,11 @@ def test_sharded_safetensors_give_the_same_logits(
 
 
 def test_every_family_is_compared() -> None:
-    assert {family.name for family in FAMILIES} == {model_type for model_type, _ in MODELS.values()}
+    compared = {model_type.removesuffix("_text") for model_type, _ in MODELS.values()}
+    assert {family.name for family in FAMILIES} == compared
 
 
-@pytest.mark.parametrize(
-    "model", ["mistral, a window over blocks", "qwen2, windows from layer 1", "qwen3, one layer with a window"]
-)
+@pytest.mark.parametrize("model", FOR_DETERMINISM)
 def test_rows_are_bitwise_the_same_alone_and_beside_others(
     model: str, make_model: Any, random_tokens: Any, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from furnace.contracts import Chunk, ChunkKind, Output
 from furnace_torch.flat_batch import DecodeGroup, PrefillSegment, arrange
-from furnace_torch.kv_arena import Slot
+from furnace_torch.kv_store import Slot
 
 
 def decode(slot: int, position: int, count: int = 1) -> Chunk:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 import torch
 
 import furnace
+import furnace_torch.device
 from furnace.checkpoint import CheckpointError, open_checkpoint
 from furnace.contracts import API_VERSION, EngineContext
-from furnace_torch.plugin import TorchFactory, TorchOptions, furnace_engine, load_decoder
+from furnace_torch.plugin import TorchFactory, TorchOptions, _kv_tokens, furnace_engine, load_decoder
 
 
 def test_importing_the_plugin_and_its_options_imports_no_framework() -> None:
@@ -37,7 +40,9 @@ def test_the_factory_speaks_the_current_contracts() -> None:
     [
         {"dtyp": "float32"},
         {"dtype": "int4"},
-        {"device": "cuda"},
+        {"device": "tpu"},
+        {"device": "cuda:x"},
+        {"device": "cpu:0"},
         {"threads": 0},
         {"max_sequences": 0},
         {"max_step_tokens": 64},
@@ -62,7 +67,9 @@ def test_a_model_is_loaded_as_the_operator_said() -> None:
         threads=1, max_context=200, kv_tokens=1000, progress=lambda *report: reported.append(report)
     )
     try:
-        engine = TorchFactory().create("tiny-lm", TorchOptions(max_sequences=3, max_step_tokens=256), context)
+        engine = TorchFactory().create(
+            "tiny-lm", TorchOptions(device="cpu", max_sequences=3, max_step_tokens=256), context
+        )
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -87,7 +94,7 @@ def test_the_kv_cache_is_as_large_as_the_operator_said(context: EngineContext, t
     try:
         with open_checkpoint("tiny-lm") as checkpoint:
             spec = checkpoint.spec
-            model = load_decoder(checkpoint, TorchOptions(max_sequences=2), context)
+            model = load_decoder(checkpoint, TorchOptions(device="cpu", max_sequences=2), context)
     finally:
         torch.set_num_threads(before)
     if tokens is None:
@@ -98,3 +105,29 @@ def test_the_kv_cache_is_as_large_as_the_operator_said(context: EngineContext, t
 def test_a_model_that_is_not_there_is_a_checkpoint_error() -> None:
     with pytest.raises(CheckpointError, match="no such directory or file"):
         TorchFactory().create("./nothing-here", TorchOptions(), EngineContext())
+
+
+def test_serve_with_debug_shows_what_the_probe_found() -> None:
+    engine = "torch:tiny-lm?device=cpu"
+    command = [sys.executable, "-m", "furnace", "serve", "--debug", "--port", "0", "--engine", engine]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert served.stdout is not None
+    try:
+        assert "serving tiny-lm" in served.stdout.readline()
+        served.send_signal(signal.SIGINT)
+        _, log = served.communicate(timeout=60)
+    finally:
+        served.kill()
+        served.wait()
+    verdict = r"on cpu in float32; rows are (not )?bitwise independent of each other; linears get at least \d rows"
+    assert re.search(f"DEBUG: tiny-lm: {verdict}", log)
+
+
+def test_a_gpus_free_memory_decides_how_much_kv_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furnace_torch.device, "free_bytes", lambda device: 10_000_000)
+    with open_checkpoint("tiny-lm") as checkpoint:
+        spec = checkpoint.spec
+    gpu = torch.device("cuda")
+    tokens = _kv_tokens(spec, EngineContext(memory_bytes=5), gpu, torch.bfloat16)
+    assert tokens == 8_000_000 // (2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2)
+    assert _kv_tokens(spec, EngineContext(kv_tokens=77), gpu, torch.bfloat16) == 77

@@ -196,7 +196,7 @@ def test_a_broken_config_names_its_file(llama_directory: Path) -> None:
         ("general.architecture", "mamba", "'mamba'.*known are llama"),
         ("llama.block_count", None, "block_count is missing"),
         ("llama.block_count", "two", "whole number"),
-        ("llama.expert_count", 8, "mixture-of-experts"),
+        ("llama.expert_count", 8, "expert_used_count is missing"),
         ("split.count", 2, "split GGUF"),
         ("llama.rope.scaling.type", "dynamic", "'dynamic'"),
         ("llama.rope.dimension_count", 4, "rope.dimension_count"),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from furnace.checkpoint import CheckpointError, DecoderSpec, LinearScaling, Llama3Scaling, TableScaling
+from furnace.checkpoint import CheckpointError, DecoderSpec, Experts, LinearScaling, Llama3Scaling, TableScaling
 from furnace.checkpoint.families import FAMILIES, family_for_config
 from furnace.checkpoint.families.config_json import spec_from_config
 
@@ -93,12 +93,13 @@ def test_rope_settings_are_read_in_the_old_and_the_new_form(
         ({"num_key_value_heads": 3}, "num_heads.*3"),
         ({"head_dim": 7}, "even"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be at least 1"),
         ({"rms_norm_eps": math.inf}, "rms_norm_eps"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*GGUF"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*llama3, longrope, yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor"),
@@ -141,9 +142,13 @@ def test_table_scaling_needs_its_factors() -> None:
 
 def test_every_family_names_a_tensor_for_every_role_in_both_formats() -> None:
     for family in FAMILIES:
-        flags = {"qkv_bias": True, "output_bias": True, "mlp_bias": True, **family.constants}
-        spec = DecoderSpec(**SIZES | flags)
-        names = {family.tensor_name(role) for role in spec.tensor_shapes()}
-        gguf_names = {family.gguf_tensor_name(role) for role in spec.tensor_shapes()}
-        assert len(names) == len(gguf_names) == len(spec.tensor_shapes())
-        assert all(name.endswith((".weight", ".bias")) for name in names | gguf_names)
+        constants = {name: value for name, value in family.constants.items() if not name.startswith("experts.")}
+        flags = {"qkv_bias": True, "output_bias": True, "mlp_bias": True, **constants}
+        specs = [DecoderSpec(**SIZES | flags)]
+        if "experts.count" in family.config_keys:
+            specs.append(DecoderSpec(**SIZES | constants, experts=Experts(4, 2, 16, True)))
+        for spec in specs:
+            for name_of in (family.tensor_name, family.gguf_tensor_name):
+                names = [name_of(role) for role in spec.tensor_shapes()]
+                assert all(name.endswith((".weight", ".bias")) for name in names)
+                assert all("{" not in name for name in names)

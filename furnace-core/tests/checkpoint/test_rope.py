@@ -44,7 +44,7 @@ def test_yarn_frequencies_and_scale_equal_those_of_transformers(
     expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
     spec = parsed(llama_config | {"head_dim": head_dim, "rope_parameters": settings})
     np.testing.assert_allclose(spec.rotary_frequencies(), expected.numpy(), rtol=1e-6)
-    assert spec.rotary_scale == pytest.approx(scale, rel=1e-12)
+    np.testing.assert_array_equal(spec.rotary_scales(), np.full(head_dim // 2, scale, np.float32))
 
 
 def test_yarn_is_read_in_the_old_and_the_new_form_and_stretches_the_context(llama_config: dict[str, object]) -> None:
@@ -55,7 +55,7 @@ def test_yarn_is_read_in_the_old_and_the_new_form_and_stretches_the_context(llam
             spec = parsed(llama_config | settings | {"max_position_embeddings": stated})
             assert spec.rope_scaling == expected
             assert spec.max_context == 256
-    assert parsed(llama_config).rotary_scale == 1.0
+    assert (parsed(llama_config).rotary_scales() == 1).all()
     # What a caller asks for afterwards stands.
     assert replace(spec, max_context=32).max_context == 32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from furnace.contracts import Row, SamplingParams
-from furnace.sampling import Sampler
-from furnace.sampling.uniform import uniform
+from furnace.contracts.uniform import uniform
 
 torch = pytest.importorskip("torch")
 reference = pytest.importorskip("transformers.generation.logits_process")
@@ -19,10 +19,16 @@ reference = pytest.importorskip("transformers.generation.logits_process")
 POSITIONS = 400
 
 
-def draw(logits: np.ndarray, params: dict[str, Any], **fields: Any) -> list[int]:
+@pytest.fixture(scope="session")
+def draw(sample: Any) -> Callable[..., list[int]]:
     """The tokens at many positions of one seed, from the same logits."""
-    rows = [Row(params=SamplingParams(**params), seed=7, choice=1, position=at, **fields) for at in range(POSITIONS)]
-    return Sampler().sample(np.tile(logits.astype(np.float32), (POSITIONS, 1)), rows)
+
+    def draw(logits: np.ndarray, params: dict[str, Any]) -> list[int]:
+        rows = [Row(params=SamplingParams(**params), seed=7, choice=1, position=at) for at in range(POSITIONS)]
+        tokens: list[int] = sample(np.tile(logits.astype(np.float32), (POSITIONS, 1)), rows)
+        return tokens
+
+    return draw
 
 
 def expected(probabilities: np.ndarray, *, by_id: bool) -> list[set[int]]:
@@ -35,7 +41,7 @@ def expected(probabilities: np.ndarray, *, by_id: bool) -> list[set[int]]:
     return [{int(order[index]) for index in indices} for indices in zip(*near, strict=True)]
 
 
-def test_a_written_out_distribution_is_met_token_by_token() -> None:
+def test_a_written_out_distribution_is_met_token_by_token(draw: Any) -> None:
     logits = np.log([0.1, 0.2, 0.4, 0.3])
     for number, token in zip((uniform(7, 1, at) for at in range(POSITIONS)), draw(logits, {}), strict=True):
         assert token == (0 if number < 0.1 else 1 if number < 0.3 else 2 if number < 0.7 else 3)
@@ -54,10 +60,12 @@ def test_a_written_out_distribution_is_met_token_by_token() -> None:
         ({"logit_bias": {4: float(np.log(16))}}, [8, 4, 2, 1, 16]),
     ],
 )
-def test_frequencies_over_seeds_pass_a_chi_square_test(params: dict[str, Any], weights: list[float]) -> None:
+def test_frequencies_over_seeds_pass_a_chi_square_test(
+    sample: Any, params: dict[str, Any], weights: list[float]
+) -> None:
     count = 8000
     rows = [Row(params=SamplingParams(**params), seed=seed, choice=0, position=0) for seed in range(count)]
-    tokens = Sampler().sample(np.tile(np.log(np.float32([8, 4, 2, 1, 1])), (count, 1)), rows)
+    tokens = sample(np.tile(np.log(np.float32([8, 4, 2, 1, 1])), (count, 1)), rows)
     wanted = np.array(weights) / sum(weights) * count
     seen = np.bincount(tokens, minlength=5)
     assert (seen[wanted == 0] == 0).all()
@@ -121,7 +129,9 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("params", CASES, ids=str)
 @pytest.mark.parametrize(("vocab", "spread"), [(13, 2.0), (257, 2.0), (6000, 4.0), (6000, 0.7)])
-def test_the_draws_agree_with_transformers_processors(params: dict[str, Any], vocab: int, spread: float) -> None:
+def test_the_draws_agree_with_transformers_processors(
+    sample: Any, params: dict[str, Any], vocab: int, spread: float
+) -> None:
     logits = (np.random.default_rng(vocab).standard_normal(vocab) * spread).astype(np.float32)
     counts = {"prompt_counts": {3: 2, 5: 1, 11: 1, 4: 1}, "counts": {5: 1, 7: 2, 9: 1}}
     rows = [
@@ -136,7 +146,7 @@ def test_the_draws_agree_with_transformers_processors(params: dict[str, Any], vo
         )
         for seed in range(POSITIONS)
     ]
-    tokens = Sampler().sample(np.tile(logits, (POSITIONS, 1)), rows)
+    tokens = sample(np.tile(logits, (POSITIONS, 1)), rows)
     probabilities = reference_probabilities(logits, params)
     numbers = np.array([uniform(seed, 0, len(OUTPUT)) for seed in range(POSITIONS)])
     order = np.arange(vocab)
@@ -167,7 +177,7 @@ def test_the_draws_agree_with_transformers_processors(params: dict[str, Any], vo
     st.integers(0, 1 << 32),
 )
 def test_widening_the_candidates_gives_what_sorting_everything_gives(
-    vocab: int, spread: float, params: dict[str, Any], seed: int
+    draw: Any, vocab: int, spread: float, params: dict[str, Any], seed: int
 ) -> None:
     # Rounded, so that there are ties everywhere, also at the borders of what is kept.
     logits = np.round(np.random.default_rng(seed).standard_normal(vocab) * spread, 1).astype(np.float32)

@@ -68,24 +68,23 @@ def make_logits(seed: int, count: int, vocab: int) -> np.ndarray:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(rows(), min_size=1, max_size=9), VOCABS, st.integers(0, 1 << 32), st.data())
 def test_a_row_alone_and_in_any_batch_gives_the_same_token(
-    batch: list[Row], vocab: int, seed: int, data: st.DataObject
+    sample: Any, batch: list[Row], vocab: int, seed: int, data: st.DataObject
 ) -> None:
     logits = make_logits(seed, len(batch), vocab)
-    sampler = Sampler()
-    together = sampler.sample(logits.copy(), batch)
-    alone = [sampler.sample(logits[i : i + 1].copy(), batch[i : i + 1])[0] for i in range(len(batch))]
+    together = sample(logits, batch)
+    alone = [sample(logits[i : i + 1], batch[i : i + 1])[0] for i in range(len(batch))]
     assert together == alone
     order = data.draw(st.permutations(range(len(batch))))
-    shuffled = Sampler().sample(logits[order], [batch[index] for index in order])
+    shuffled = sample(logits[order], [batch[index] for index in order])
     assert shuffled == [together[index] for index in order]
     assert all(-1 <= token < vocab for token in together)
 
 
 @settings(max_examples=100, deadline=None)
 @given(rows(), VOCABS, st.integers(0, 1 << 32))
-def test_the_token_is_one_that_the_row_allows(row: Row, vocab: int, seed: int) -> None:
+def test_the_token_is_one_that_the_row_allows(sample: Any, row: Row, vocab: int, seed: int) -> None:
     logits = make_logits(seed, 1, vocab)
-    [token] = Sampler().sample(logits.copy(), [row])
+    [token] = sample(logits, [row])
     allowed = np.isfinite(logits[0])
     if row.mask is not None:
         bits = np.unpackbits(np.frombuffer(row.mask, dtype=np.uint8), bitorder="little")
@@ -133,3 +132,30 @@ def test_weights_keep_nothing_of_earlier_rows_or_of_neighbours(
         alone = (rows[index : index + 1], np.zeros(1, dtype=np.intp), temperatures[:1])
         assert Weights().totals(*alone)[0] == totals[at]
         assert Weights().draw(*alone, uniforms[at : at + 1])[0] == tokens[at]
+
+
+def test_another_sampler_picks_what_furnaces_own_does(sample: Any) -> None:
+    random = np.random.default_rng(5)
+    params = [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.6, "top_k": 40},
+        {"top_p": 0.9},
+        {"min_p": 0.05, "repetition_penalty": 1.3, "logit_bias": {3: 2.0, 900: -3.0}},
+        {"temperature": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.4},
+    ]
+    rows = [
+        Row(
+            params=SamplingParams(**params[seed % len(params)]),
+            seed=seed,
+            choice=0,
+            position=seed % 7,
+            counts={int(id): 2 for id in random.integers(0, 1000, 20)},
+            mask=random.bytes(128) if seed % 5 == 0 else None,
+        )
+        for seed in range(3000)
+    ]
+    logits = (random.standard_normal((3000, 1000)) * 3).astype(np.float32)
+    tokens = np.array(sample(logits, rows))
+    # Where a random number falls on the border between two tokens, rounding decides.
+    assert (tokens != Sampler().sample(logits.copy(), rows)).sum() <= 3

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from furnace.sampling.uniform import uniform
+from furnace.contracts.uniform import uniform
 
 INTEGERS = st.integers(-(1 << 70), 1 << 70)
 

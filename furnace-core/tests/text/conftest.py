@@ -6,7 +6,7 @@ import io
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,12 @@ def mixed_texts() -> Callable[[int], list[str]]:
         return [random_text(source) for _ in range(count)]
 
     return texts
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Sequence[str]:
+    """The texts that the small tokenizers are trained on."""
+    return CORPUS
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ def attend(
         batch.subsequence_begins,
         batch.block_indices,
         batch.block_indices_begins,
-        ops.constant(np.float32(1 / math.sqrt(spec.head_dim))),
+        ops.constant(np.float32(spec.attention_scale or 1 / math.sqrt(spec.head_dim))),
         ops.constant(np.int32(sliding_window)),
         none_f32,  # ALiBi slopes
         batch.max_context_len,

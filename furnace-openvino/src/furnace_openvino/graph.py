@@ -8,20 +8,54 @@ from __future__ import annotations
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op import Parameter
 
-from furnace.checkpoint import Checkpoint, DecoderSpec
+from furnace.checkpoint import Checkpoint
 from furnace.contracts import Progress, no_progress
 from furnace_openvino.attention import BatchInputs, attend, batch_inputs, cache_parameters, named_parameter
 from furnace_openvino.linear import Precision, project, weight
-from furnace_openvino.rotary import Rotation, head_rows, rotate, rotation
+from furnace_openvino.mlp import mlp
+from furnace_openvino.norm import rms_norm
+from furnace_openvino.rotary import Rotation, head_rows, joined_heads, rotate, rotation
 
 __all__ = ["build_graph"]
 
+# Of `DecoderSpec.requires`.
+_KNOWN = frozenset(
+    {
+        "activation=gelu_tanh",
+        "attention_scale",
+        "embedding_scale",
+        "experts",
+        "full_attention_layers",
+        "local_rope_theta",
+        "logit_scale",
+        "logit_soft_cap",
+        "mlp_bias",
+        "no_rope_layers",
+        "output_bias",
+        "post_norms",
+        "pre_norms",
+        "qk_norm=head",
+        "qk_norm=projection",
+        "qkv_bias",
+        "residual_scale",
+        "rope_scaling=LinearScaling",
+        "rope_scaling=Llama3Scaling",
+        "rope_scaling=LongRopeScaling",
+        "rope_scaling=TableScaling",
+        "rope_scaling=YarnScaling",
+        "rotary_dim",
+        "sliding_window",
+        "tie_word_embeddings",
+    }
+)
 
-def build_graph(checkpoint: Checkpoint, *, precision: Precision, progress: Progress = no_progress) -> ov.Model:
+
+def build_graph(
+    checkpoint: Checkpoint, *, precision: Precision, context: int | None = None, progress: Progress = no_progress
+) -> ov.Model:
     """Build a decoder that takes the rows of many sequences in one go.
 
     The inputs, of which `furnace_openvino.attention.BatchInputs` explains those of attention:
@@ -36,71 +70,92 @@ def build_graph(checkpoint: Checkpoint, *, precision: Precision, progress: Progr
     Args:
         checkpoint: An open checkpoint; not needed any more afterwards.
         precision: How weights are stored and multiplied.
+        context: The longest sequence that will be served, in tokens; None for what the model was made for.
         progress: Called after each layer.
 
     Raises:
-        CheckpointError: A tensor is stored in a type that can't be converted.
+        CheckpointError: A tensor is stored in a type that can't be converted, or the model has what can't be built.
     """
     spec = checkpoint.spec
+    spec.refuse_unknown(_KNOWN, "furnace-openvino")
     total = spec.num_layers + 1
     ids = named_parameter("input_ids", ov.Type.i64, [-1])
     positions = named_parameter("position_ids", ov.Type.i64, [-1])
     wanted = named_parameter("wanted_rows", ov.Type.i32, [-1])
     hidden_rows = named_parameter("hidden_rows", ov.Type.i32, [-1])
     batch = batch_inputs()
-    by = rotation(positions, checkpoint.rotary_frequencies(), spec.rotary_scale)
+    local = [spec.is_local(layer) for layer in range(spec.num_layers)]
+    rotations = {
+        kind: rotation(
+            positions, checkpoint.rotary_frequencies(local=kind, context=context), spec.rotary_scales(local=kind)
+        )
+        for kind in set(local)
+    }
     first_axis = ops.constant(np.int64(0))
     embedding = weight(checkpoint, ["embed"], precision)
-    stream = ops.gather(embedding, ids, first_axis)
+    stream = _scaled(ops.gather(embedding, ids, first_axis), spec.embedding_scale)
     caches: list[Parameter] = []
     for layer in range(spec.num_layers):
         cache = cache_parameters(layer)
         caches.extend(cache)
-        stream = ops.add(stream, _attention(stream, checkpoint, layer, precision, cache, batch, by))
-        stream = ops.add(stream, _mlp(stream, checkpoint, layer, precision))
+        by = None if layer in spec.no_rope_layers else rotations[local[layer]]
+        prefix = f"layers.{layer}.attention."
+        attended = _attention(_pre_normed(stream, checkpoint, prefix), checkpoint, layer, precision, cache, batch, by)
+        stream = _added(stream, attended, checkpoint, prefix)
+        prefix = f"layers.{layer}.mlp."
+        outputs = mlp(_pre_normed(stream, checkpoint, prefix), checkpoint, layer, precision)
+        stream = _added(stream, outputs, checkpoint, prefix)
         progress("loading weights", layer + 1, total)
     scale = checkpoint.tensor("norm")
-    hidden = _norm(ops.gather(stream, hidden_rows, first_axis), scale, spec)
-    last = _norm(ops.gather(stream, wanted, first_axis), scale, spec)
+    hidden = rms_norm(ops.gather(stream, hidden_rows, first_axis), scale, spec.rms_norm_eps)
+    last = rms_norm(ops.gather(stream, wanted, first_axis), scale, spec.rms_norm_eps)
     head = embedding if spec.tie_word_embeddings else weight(checkpoint, ["head"], precision)
-    results = [_result("logits", ops.matmul(last, head, False, True)), _result("hidden", hidden)]
+    logits = _scaled(ops.matmul(last, head, False, True), spec.logit_scale)
+    if spec.logit_soft_cap is not None:
+        logits = _scaled(ops.tanh(_scaled(logits, 1 / spec.logit_soft_cap)), spec.logit_soft_cap)
+    results = [_result("logits", logits), _result("hidden", hidden)]
     progress("loading weights", total, total)
     return ov.Model(results, [ids, positions, *batch.parameters(), wanted, hidden_rows, *caches], checkpoint.name)
 
 
 def _attention(
-    stream: ov.Node,
+    rows: ov.Node,
     checkpoint: Checkpoint,
     layer: int,
     precision: Precision,
     cache: tuple[Parameter, Parameter],
     batch: BatchInputs,
-    by: Rotation,
+    by: Rotation | None,
 ) -> ov.Node:
     spec, prefix = checkpoint.spec, f"layers.{layer}.attention."
-    rows = _norm(stream, checkpoint.tensor(prefix + "norm"), spec)
     queries, keys, values = project(rows, checkpoint, [prefix + name for name in "qkv"], precision)
-    queries = head_rows(queries, spec.num_heads, spec.head_dim)
-    keys = head_rows(keys, spec.num_kv_heads, spec.head_dim)
-    if spec.qk_norm:
-        queries = _norm(queries, checkpoint.tensor(prefix + "q_norm"), spec)
-        keys = _norm(keys, checkpoint.tensor(prefix + "k_norm"), spec)
-    attended = attend(rotate(queries, by), rotate(keys, by), values, cache, batch, spec, spec.window(layer) or 0)
+    turned = []
+    for name, outputs, heads in (("q_norm", queries, spec.num_heads), ("k_norm", keys, spec.num_kv_heads)):
+        if spec.qk_norm == "projection":
+            outputs = rms_norm(outputs, checkpoint.tensor(prefix + name), spec.rms_norm_eps)
+        of_heads = head_rows(outputs, heads, spec.head_dim)
+        if spec.qk_norm == "head":
+            of_heads = rms_norm(of_heads, checkpoint.tensor(prefix + name), spec.rms_norm_eps)
+        turned.append(joined_heads(of_heads) if by is None else rotate(of_heads, by))
+    attended = attend(turned[0], turned[1], values, cache, batch, spec, spec.window(layer) or 0)
     return project(attended, checkpoint, [prefix + "o"], precision)[0]
 
 
-def _mlp(stream: ov.Node, checkpoint: Checkpoint, layer: int, precision: Precision) -> ov.Node:
-    prefix = f"layers.{layer}.mlp."
-    rows = _norm(stream, checkpoint.tensor(prefix + "norm"), checkpoint.spec)
-    gate, up = project(rows, checkpoint, [prefix + "gate", prefix + "up"], precision)
-    return project(ops.multiply(ops.swish(gate), up), checkpoint, [prefix + "down"], precision)[0]
+def _pre_normed(stream: ov.Node, checkpoint: Checkpoint, prefix: str) -> ov.Node:
+    spec = checkpoint.spec
+    return rms_norm(stream, checkpoint.tensor(prefix + "norm"), spec.rms_norm_eps) if spec.pre_norms else stream
 
 
-def _norm(rows: ov.Node, scale: NDArray[np.float32], spec: DecoderSpec) -> ov.Node:
-    """RMS norm over the last dimension."""
-    mean_square = ops.reduce_mean(ops.power(rows, ops.constant(np.float32(2))), ops.constant(np.array([-1])), True)
-    root = ops.sqrt(ops.add(mean_square, ops.constant(np.float32(spec.rms_norm_eps))))
-    return ops.multiply(ops.multiply(rows, ops.divide(ops.constant(np.float32(1)), root)), ops.constant(scale))
+def _added(stream: ov.Node, outputs: ov.Node, checkpoint: Checkpoint, prefix: str) -> ov.Node:
+    """Add what attention or an MLP computed to the residual stream."""
+    spec = checkpoint.spec
+    if spec.post_norms:
+        outputs = rms_norm(outputs, checkpoint.tensor(prefix + "post_norm"), spec.rms_norm_eps)
+    return ops.add(stream, _scaled(outputs, spec.residual_scale))
+
+
+def _scaled(rows: ov.Node, factor: float) -> ov.Node:
+    return rows if factor == 1 else ops.multiply(rows, ops.constant(np.float32(factor)))
 
 
 def _result(name: str, node: ov.Node) -> ov.Node:

@@ -94,8 +94,9 @@ def load_decoder(checkpoint: Checkpoint, options: OpenVinoOptions, context: Engi
     usable = _usable(options, checkpoint.name)
     faster = "; precision=fast is faster" if options.precision == "exact" else ""
     logger.info("%s: %s%s", checkpoint.name, _FORMS[usable.precision], faster)
-    graph = build_graph(checkpoint, precision=usable.precision, progress=context.progress)
-    return _compiled_decoder(graph, checkpoint.name, checkpoint.spec.max_context, usable, context)
+    longest = min(checkpoint.spec.max_context, context.max_context or checkpoint.spec.max_context)
+    graph = build_graph(checkpoint, precision=usable.precision, context=longest, progress=context.progress)
+    return _compiled_decoder(graph, checkpoint.name, longest, usable, context)
 
 
 def _usable(options: OpenVinoOptions, name: str) -> OpenVinoOptions:

@@ -9,7 +9,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-__all__ = ["Rotation", "head_rows", "rotate", "rotation"]
+__all__ = ["Rotation", "head_rows", "joined_heads", "rotate", "rotation"]
 
 
 @dataclass(frozen=True)
@@ -20,26 +20,32 @@ class Rotation:
     sines: ov.Node
 
 
-def rotation(positions: ov.Node, frequencies: NDArray[np.float32], scale: float) -> Rotation:
+def rotation(positions: ov.Node, frequencies: NDArray[np.float32], scales: NDArray[np.float32]) -> Rotation:
     """Compute the angles once for all layers.
 
     Args:
         positions: int [tokens].
         frequencies: float32 [head width / 2], radians per position.
-        scale: What cosines and sines are multiplied by.
+        scales: float32 [head width / 2], what cosines and sines are multiplied by.
     """
     columns = ops.unsqueeze(ops.convert(positions, "f32"), ops.constant(np.array([1, 2, 3])))
     angles = ops.multiply(columns, ops.constant(np.tile(frequencies, 2).reshape(1, 1, 1, -1)))
     cosines, sines = ops.cos(angles), ops.sin(angles)
-    if scale == 1:
+    if (scales == 1).all():
         return Rotation(cosines, sines)
-    factor = ops.constant(np.float32(scale))
+    factor = ops.constant(np.tile(scales, 2).reshape(1, 1, 1, -1))
     return Rotation(ops.multiply(cosines, factor), ops.multiply(sines, factor))
 
 
-def head_rows(rows: ov.Node, heads: int, head_dim: int) -> ov.Node:
+def head_rows(rows: ov.Node | ov.Output, heads: int, head_dim: int) -> ov.Node:
     """Cut rows, [tokens, heads x head width], into [tokens, 1, heads, head width]."""
     return ops.reshape(rows, ops.constant(np.array([-1, 1, heads, head_dim])), False)
+
+
+def joined_heads(rows: ov.Node) -> ov.Node:
+    """Undo `head_rows`."""
+    _, _, heads, head_dim = (int(dimension.get_max_length()) for dimension in rows.get_output_partial_shape(0))
+    return ops.reshape(rows, ops.constant(np.array([-1, heads * head_dim])), False)
 
 
 def rotate(rows: ov.Node, by: Rotation) -> ov.Node:

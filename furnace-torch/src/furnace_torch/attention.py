@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from furnace_torch.flat_batch import FlatBatch
-from furnace_torch.kv_arena import KV_BLOCK
+from furnace_torch.kv_store import KV_BLOCK
+from furnace_torch.layer import cap
 
 __all__ = ["Attention"]
 
@@ -32,7 +33,13 @@ class Attention:
     """
 
     def __init__(
-        self, flat: FlatBatch, arena_shape: torch.Size, num_heads: int, windows: Iterable[int | None] = (None,)
+        self,
+        flat: FlatBatch,
+        arena_shape: torch.Size,
+        num_heads: int,
+        windows: Iterable[int | None] = (None,),
+        scale: float | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         """Prepare a step.
 
@@ -41,11 +48,14 @@ class Attention:
             arena_shape: Shape of a layer of the arena.
             num_heads: Query heads.
             windows: The sliding windows of the layers, each once; None where a row sees all before it.
+            scale: What products of queries and keys are multiplied by; None for 1 / sqrt(head width).
+            soft_cap: The bound of the scores, before the mask; see `furnace_torch.layer.cap`.
         """
         _, slots, kv_heads, positions, head_dim = arena_shape
         self._flat = flat
         self._num_heads, self._kv_heads, self._head_dim = num_heads, kv_heads, head_dim
-        self._scale = 1 / math.sqrt(head_dim)
+        self._scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        self._soft_cap = soft_cap
         position = torch.tensor(flat.positions)
         first = torch.tensor(flat.slots) * (kv_heads * positions) + position
         sides = torch.arange(2)[:, None] * (slots * kv_heads * positions)
@@ -87,19 +97,33 @@ class Attention:
             k = keys.view(-1, *keys.shape[2:])[runs, begin : group.padded]
             v = values.view(-1, *values.shape[2:])[runs, begin : group.padded]
             q = qkv[group.first_row : end, :heads].reshape(-1, heads // kv_heads, width)
-            scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=self._scale)
             target = out[group.first_row : end].view(-1, heads // kv_heads, width)
-            torch.bmm(torch.softmax(scores, -1), v, out=target)
+            torch.bmm(torch.softmax(self._scores(q, k, mask), -1), v, out=target)
         for segment, (begin, mask) in zip(self._flat.prefill, sight.prefill, strict=True):
             end, length = segment.first_row + segment.rows, segment.start + segment.rows
+            q = qkv[segment.first_row : end, :heads].transpose(0, 1)
+            k, v = keys[segment.slot, :, begin:length], values[segment.slot, :, begin:length]
+            attended = self._attend_segment(q, k, v, mask)
+            out[segment.first_row : end].view(-1, heads, width).copy_(attended.transpose(0, 1))
+
+    def _attend_segment(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Return the attention of one sequence's rows, [heads, rows, width]."""
+        heads, kv_heads, rows = self._num_heads, self._kv_heads, q.shape[1]
+        if self._soft_cap is None:
             attended = functional.scaled_dot_product_attention(
-                qkv[None, segment.first_row : end, :heads].transpose(1, 2),
-                keys[None, segment.slot, :, begin:length],
-                values[None, segment.slot, :, begin:length],
-                attn_mask=mask,
-                enable_gqa=heads != kv_heads,
+                q[None], k[None], v[None], attn_mask=mask, scale=self._scale, enable_gqa=heads != kv_heads
             )
-            out[segment.first_row : end].view(-1, heads, width).copy_(attended[0].transpose(0, 1))
+            return attended[0]
+        # torch's own attention has no cap. The heads that share a key head are rows of one product.
+        shared = q.reshape(kv_heads, -1, self._head_dim)
+        scores = self._scores(shared, k, mask.repeat(heads // kv_heads, 1)[None])
+        return torch.bmm(torch.softmax(scores, -1), v).view(heads, rows, self._head_dim)
+
+    def _scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Return scaled and masked scores, [batch, queries, positions]."""
+        if self._soft_cap is None:
+            return torch.baddbmm(mask, q, k.transpose(1, 2), alpha=self._scale)
+        return cap(torch.bmm(q, k.transpose(1, 2)).mul_(self._scale), self._soft_cap).add_(mask)
 
 
 def _first_seen(position: int, window: int | None) -> int:

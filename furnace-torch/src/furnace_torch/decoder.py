@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from furnace.contracts import BatchStepModel, Chunk, ChunkKind, ForkKind, Limits, Output, StepCapabilities
+from furnace.contracts import (
+    BatchStepModel,
+    Chunk,
+    ChunkKind,
+    ForkKind,
+    Limits,
+    Output,
+    StepCapabilities,
+    TokenSampler,
+)
 from furnace_torch.attention import Attention
+from furnace_torch.decode_graphs import Capture, DecodeGraphs, capture_on_cuda
 from furnace_torch.flat_batch import GRID, FlatBatch, arrange
-from furnace_torch.kv_arena import KV_BLOCK, KvArena, Slot
-from furnace_torch.weights import DecoderWeights, LayerWeights
+from furnace_torch.kv_arena import KvArena
+from furnace_torch.kv_pages import KvPages
+from furnace_torch.kv_store import KV_BLOCK, KvStore, Slot
+from furnace_torch.layer import cap, run_layer
+from furnace_torch.paged_attention import PagedAttention, PagedRows, paged_rows
+from furnace_torch.rotary import RotaryTables
+from furnace_torch.sampler import TorchSampler
+from furnace_torch.weights import DecoderWeights, ExpertWeights
 
 __all__ = ["TorchDecoder"]
 
@@ -23,13 +38,11 @@ _MAX_DECODE_TOKENS = 16
 
 
 class TorchDecoder(BatchStepModel):
-    """A decoder of the Llama kind on torch, on the CPU.
+    """A decoder of the Llama kind on torch, where its weights are.
 
-    Norms, rotary embedding, attention and the KV cache are float32; the linears compute in the type of their weights.
-
-    Elementwise arithmetic uses only operations whose result doesn't depend on where in a tensor an element lies.
-    torch's silu and its product of complex numbers are not among them: their vector code and the scalar code for the
-    rest of a loop round differently, and where the rest begins depends on the number of rows and threads.
+    Norms and rotary embedding are float32; the linears compute in the type of their weights. On the CPU attention and
+    the KV cache are float32 too, and logits are numpy arrays. On a device the KV cache is in blocks and of the type of
+    the weights, logits stay there with a sampler, and decode steps are recorded and replayed where that is possible.
     """
 
     def __init__(
@@ -43,6 +56,8 @@ class TorchDecoder(BatchStepModel):
         kv_tokens: int | None = None,
         min_rows: int = 1,
         deterministic: bool = False,
+        device_form: bool | None = None,
+        capture: Capture | None = None,
     ) -> None:
         """Make a model from loaded weights.
 
@@ -55,6 +70,8 @@ class TorchDecoder(BatchStepModel):
             kv_tokens: Tokens in the KV cache; None for all sequences at full length.
             min_rows: Linears get at least this many rows; see `furnace_torch.determinism`.
             deterministic: Whether a probe found that rows are bitwise independent of each other.
+            device_form: Whether to compute as on a device, also on the CPU; None for what the weights' place asks for.
+            capture: How decode steps are recorded; None for what the device has.
 
         Raises:
             ValueError: A size is below 1.
@@ -74,19 +91,27 @@ class TorchDecoder(BatchStepModel):
         self._capabilities = StepCapabilities(
             prefix_reuse=True, rewind=True, deterministic=deterministic, all_logits=True, hidden=True
         )
-        self._arena = KvArena(
-            layers=len(weights.layers),
-            slots=max_sequences,
-            kv_heads=spec.num_kv_heads,
-            max_context=self._max_context,
-            head_dim=spec.head_dim,
-            kv_tokens=kv_tokens,
-        )
-        angles = torch.outer(torch.arange(self._max_context, dtype=torch.float32), weights.rotary_frequencies)
-        self._cosines, self._sines = angles.cos() * spec.rotary_scale, angles.sin() * spec.rotary_scale
+        self._device = weights.norm.device
+        self._pages: KvPages | None = None
+        self._sampler: TokenSampler | None = None
+        shape = {
+            "layers": len(weights.layers),
+            "slots": max_sequences,
+            "kv_heads": spec.num_kv_heads,
+            "max_context": self._max_context,
+            "head_dim": spec.head_dim,
+            "kv_tokens": kv_tokens,
+        }
+        if self._device.type == "cpu" if device_form is None else not device_form:
+            self._kv: KvStore = KvArena(**shape)
+        else:
+            self._kv = self._pages = KvPages(**shape, dtype=weights.embedding.dtype, device=self._device)
+            self._sampler = TorchSampler()
+        self._rotary = RotaryTables(weights, self._max_context)
         # A window that no sequence outgrows hides nothing.
         windows = [layer.window for layer in weights.layers]
         self._windows = [None if window is None or window >= self._max_context else window for window in windows]
+        self._graphs = self._make_graphs(capture)
 
     @property
     def name(self) -> str:
@@ -114,33 +139,43 @@ class TorchDecoder(BatchStepModel):
         return self._capabilities
 
     @property
+    def sampler(self) -> TokenSampler | None:
+        """One that stays on the device, or None on the CPU, where furnace's is faster."""
+        return self._sampler
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    @property
     def kv_tokens_used(self) -> int:
         """Tokens in use of `limits.kv_tokens`, in whole blocks."""
-        return self._arena.blocks_used * KV_BLOCK
+        return self._kv.blocks_used * KV_BLOCK
 
     def open(self, context: object = None) -> Slot:
         """Take a slot; see `BatchStepModel.open`."""
         if context is not None:
             raise ValueError("context must be None: this model knows neither adapters nor media")
-        return self._arena.open()
+        return self._kv.open()
 
     def release(self, state: Slot) -> None:
         """Give a slot and its memory back."""
         _require_open(state)
-        self._arena.release(state)
+        self._kv.release(state)
 
     def fork(self, state: Slot, length: int) -> tuple[Slot, int]:
         """Copy the first `length` tokens of a state into a new one; all of them are kept."""
         _require_open(state)
         if not 0 <= length <= state.length:
             raise ValueError(f"length is {length}; the state holds {state.length} tokens")
-        copy = self._arena.open()
+        copy = self._kv.open()
         try:
-            self._arena.require([(copy, length)])
+            self._kv.require([(copy, length)])
         except BaseException:
-            self._arena.release(copy)
+            self._kv.release(copy)
             raise
-        self._arena.copy(state, copy, length)
+        self._kv.copy(state, copy, length)
         return copy, length
 
     def truncate(self, state: Slot, length: int) -> None:
@@ -148,27 +183,34 @@ class TorchDecoder(BatchStepModel):
         _require_open(state)
         if not 0 <= length <= state.length:
             raise ValueError(f"length is {length}; the state holds {state.length} tokens")
-        self._arena.resize(state, length)
+        self._kv.resize(state, length)
 
-    def step(self, batch: Sequence[Chunk]) -> NDArray[np.float32]:
+    def step(self, batch: Sequence[Chunk]) -> Any:
         """Append the chunks in one forward pass; see `BatchStepModel.step`.
 
         `Output.HIDDEN` gives the values after the last norm. If anything raises, no state has changed.
+
+        Returns:
+            A numpy array, or logits as a tensor on the device if there is a `sampler`.
         """
         self._check(batch)
         new_lengths = [(chunk.state, chunk.position + len(chunk.tokens)) for chunk in batch]
-        self._arena.require(new_lengths)
+        self._kv.require(new_lengths)
         hidden_wanted = any(chunk.output is Output.HIDDEN for chunk in batch)
-        with torch.inference_mode():
-            rows = self._forward(arrange(batch), hidden_wanted)
-        for state, length in new_lengths:
-            self._arena.resize(state, length)
-        result: NDArray[np.float32] = rows.numpy()
-        return result
+        try:
+            with torch.inference_mode():
+                rows = self._forward(arrange(batch), hidden_wanted)
+        except BaseException:
+            new_lengths = [(chunk.state, chunk.position) for chunk in batch]
+            raise
+        finally:
+            for state, length in new_lengths:
+                self._kv.resize(state, length)
+        return rows.cpu().numpy() if self._sampler is None or hidden_wanted else rows
 
     def close(self) -> None:
         """Give the KV cache back; states are no longer valid."""
-        self._arena.close()
+        self._kv.close()
 
     def _check(self, batch: Sequence[Chunk]) -> None:
         seen: set[int] = set()
@@ -182,6 +224,9 @@ class TorchDecoder(BatchStepModel):
             seen.add(chunk.state.index)
             if not chunk.tokens:
                 raise ValueError("a chunk has no tokens")
+            if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.vocab_size:
+                # A device would not refuse it, but be of no use afterwards.
+                raise IndexError(f"a token id of a chunk is not one of the {self.vocab_size} of the vocabulary")
             if chunk.position != chunk.state.length:
                 raise ValueError(f"position is {chunk.position}; the state holds {chunk.state.length} tokens")
             if chunk.position + len(chunk.tokens) > self._max_context:
@@ -190,55 +235,68 @@ class TorchDecoder(BatchStepModel):
                 raise ValueError(f"a decode chunk has {len(chunk.tokens)} tokens; at most {_MAX_DECODE_TOKENS} fit")
 
     def _forward(self, flat: FlatBatch, hidden_wanted: bool) -> Tensor:
-        weights, spec = self._weights, self._weights.spec
         if not flat.tokens:
-            return torch.empty(0, spec.vocab_size)
-        count = len(flat.tokens)
+            return torch.empty(0, self.vocab_size)
+        if self._graphs is not None and not flat.prefill and not hidden_wanted:
+            return self._graphs(flat.tokens, flat.positions, flat.slots)[self._sent(flat.outputs)]
         # Rows that only fill up to min_rows: computed by the linears, but not written to the cache and not returned.
-        padding = max(0, self._min_rows - count)
-        x = functional.embedding(torch.tensor(flat.tokens + flat.tokens[:1] * padding), weights.embedding).float()
-        positions = torch.tensor(flat.positions + [0] * padding)
-        rotation = _doubled(self._cosines[positions]), _doubled(self._sines[positions])
-        attention = Attention(flat, self._arena.layers[0].shape, spec.num_heads, set(self._windows))
-        attended = torch.zeros(len(x), spec.num_heads * spec.head_dim)
-        for layer, window, kv in zip(weights.layers, self._windows, self._arena.layers, strict=True):
-            self._run_layer(layer, x, rotation, partial(attention, layer=kv, window=window), attended, count)
-        wanted = torch.tensor(flat.outputs, dtype=torch.int64)
-        hidden = functional.rms_norm(x[wanted], (spec.hidden_size,), weights.norm, spec.rms_norm_eps)
-        if hidden_wanted:
-            return hidden
-        if not flat.outputs:
-            return torch.empty(0, spec.vocab_size)
-        missing = max(0, self._min_rows - len(flat.outputs))
-        return weights.head(functional.pad(hidden, (0, 0, 0, missing)))[: len(flat.outputs)]
+        padding = max(0, self._min_rows - len(flat.tokens))
+        tokens = self._sent(flat.tokens + flat.tokens[:1] * padding)
+        positions = self._sent(flat.positions + [0] * padding)
+        x = self._run_layers(tokens, positions, self._attention(flat), len(flat.tokens))
+        hidden = self._normed(x[self._sent(flat.outputs)])
+        return hidden if hidden_wanted else self._logits(hidden)
 
-    def _run_layer(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        attend: Callable[[Tensor, Tensor], None],
-        attended: Tensor,
-        count: int,
-    ) -> None:
-        """Add one layer's attention and MLP to `x`, in place; only the first `count` rows are attended to."""
+    def _forward_rows(self, tokens: Tensor, rows: PagedRows) -> Tensor:
+        """Return the logits of decode rows, from what is on the device alone."""
+        attention = PagedAttention([rows], self._weights.spec, set(self._windows))
+        return self._logits(self._normed(self._run_layers(tokens, rows.positions[:, 0], attention, len(tokens))))
+
+    def _attention(self, flat: FlatBatch) -> Callable[..., None]:
+        spec, windows = self._weights.spec, set(self._windows)
+        if self._pages is not None:
+            return PagedAttention(paged_rows(flat, self._pages, self._device), spec, windows)
+        shape = self._kv.layers[0].shape
+        return Attention(flat, shape, spec.num_heads, windows, spec.attention_scale, spec.attention_soft_cap)
+
+    def _run_layers(self, tokens: Tensor, positions: Tensor, attention: Callable[..., None], count: int) -> Tensor:
+        """Return the residual stream behind the last layer; only the first `count` rows are attended to."""
+        weights, spec = self._weights, self._weights.spec
+        x = functional.embedding(tokens, weights.embedding).float()
+        if spec.embedding_scale != 1:
+            x.mul_(spec.embedding_scale)
+        rotations = self._rotary.rotations(positions)
+        attended = torch.zeros(len(x), spec.num_heads * spec.head_dim, device=self._device)
+        for layer, window, kv in zip(weights.layers, self._windows, self._kv.layers, strict=True):
+            attend = partial(attention, layer=kv, window=window)
+            rotation = rotations[layer.is_local] if layer.has_rope else None
+            run_layer(spec, layer, x, rotation, attend, attended, count, self._min_rows)
+        return x
+
+    def _normed(self, x: Tensor) -> Tensor:
         spec = self._weights.spec
-        normed = functional.rms_norm(x, (spec.hidden_size,), layer.attention_norm, spec.rms_norm_eps)
-        qkv = layer.qkv(normed).view(len(x), -1, spec.head_dim)
-        heads = qkv[:, : spec.num_heads + spec.num_kv_heads]
-        if layer.qk_norm is None:
-            _rotate(heads, *rotation, out=heads)
-        else:
-            scaled = functional.rms_norm(heads, (spec.head_dim,), None, spec.rms_norm_eps).mul_(layer.qk_norm)
-            _rotate(scaled, *rotation, out=heads)
-        attend(qkv[:count], attended[:count])
-        x.add_(layer.attention_output(attended))
-        normed = functional.rms_norm(x, (spec.hidden_size,), layer.mlp_norm, spec.rms_norm_eps)
-        gate_up = layer.gate_up(normed)
-        gate, up = gate_up[:, : spec.intermediate_size], gate_up[:, spec.intermediate_size :]
-        # silu(gate) * up, from operations that round the same everywhere.
-        divisor = gate.neg().exp_().add_(1)
-        x.add_(layer.down((gate * up).div_(divisor)))
+        return functional.rms_norm(x, (spec.hidden_size,), self._weights.norm, spec.rms_norm_eps)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        weights, spec, count = self._weights, self._weights.spec, len(hidden)
+        if not count:
+            return torch.empty(0, spec.vocab_size)
+        logits = weights.head(functional.pad(hidden, (0, 0, 0, max(0, self._min_rows - count))))[:count]
+        if spec.logit_scale != 1:
+            logits.mul_(spec.logit_scale)
+        return logits if spec.logit_soft_cap is None else cap(logits, spec.logit_soft_cap)
+
+    def _sent(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64).to(self._device)
+
+    def _make_graphs(self, capture: Capture | None) -> DecodeGraphs | None:
+        if capture is None and self._device.type == "cuda":
+            capture = capture_on_cuda
+        # How many rows an expert gets is known only when the router has run.
+        routed = any(isinstance(layer.mlp, ExpertWeights) for layer in self._weights.layers)
+        if capture is None or self._pages is None or routed:
+            return None
+        return DecodeGraphs(self._forward_rows, self._pages, self._device, capture)
 
 
 def _limits(max_sequences: int, max_step_tokens: int, kv_tokens: int) -> Limits:
@@ -254,21 +312,6 @@ def _limits(max_sequences: int, max_step_tokens: int, kv_tokens: int) -> Limits:
     )
     limits.validate()
     return limits
-
-
-def _doubled(half: Tensor) -> Tensor:
-    return torch.cat((half, half), -1)[:, None]
-
-
-def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor, *, out: Tensor) -> None:
-    """Rotate the pairs (i, i + width / 2) of heads, into `out`, which may be `heads`.
-
-    Cosines and sines are [rows, 1, width].
-    """
-    half = heads.shape[-1] // 2
-    straight, crossed = heads * cosines, heads * sines
-    torch.sub(straight[..., :half], crossed[..., half:], out=out[..., :half])
-    torch.add(straight[..., half:], crossed[..., :half], out=out[..., half:])
 
 
 def _require_open(state: Slot) -> None:

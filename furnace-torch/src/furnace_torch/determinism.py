@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from furnace.contracts import Chunk, ChunkKind, Output
 from furnace_torch.decoder import TorchDecoder
 from furnace_torch.flat_batch import GRID
-from furnace_torch.kv_arena import KV_BLOCK
+from furnace_torch.kv_store import KV_BLOCK
 from furnace_torch.linear import Linear
 from furnace_torch.weights import DecoderWeights
 
@@ -47,7 +47,8 @@ class RowRule:
 def find_row_rule(weights: DecoderWeights) -> RowRule:
     """Probe a model's weights with the current number of threads."""
     with torch.inference_mode():
-        needed = [find_min_rows(linear, _ROW_COUNTS + _LARGE_ROW_COUNTS) for linear in _distinct(_inner(weights))]
+        linears = _distinct(linear for layer in weights.layers for linear in layer.linears())
+        needed = [find_min_rows(linear, _ROW_COUNTS + _LARGE_ROW_COUNTS) for linear in linears]
         # The head only sees the rows whose logits are wanted.
         needed.append(find_min_rows(weights.head, _ROW_COUNTS))
     found = [rows for rows in needed if rows is not None]
@@ -59,7 +60,10 @@ def find_row_rule(weights: DecoderWeights) -> RowRule:
 
 def _shortened(weights: DecoderWeights) -> DecoderWeights:
     """Return a model of one layer of each kind, with a window that a probe's few tokens outgrow."""
-    kinds = {layer.window is None: layer for layer in reversed(weights.layers)}
+    kinds = {
+        (layer.window is None, layer.has_rope, layer.is_local, type(layer.mlp)): layer
+        for layer in reversed(weights.layers)
+    }
     layers = tuple(layer if layer.window is None else replace(layer, window=KV_BLOCK) for layer in kinds.values())
     return replace(weights, spec=replace(weights.spec, num_layers=len(layers)), layers=layers)
 
@@ -120,11 +124,6 @@ def _logits(model: TorchDecoder, tokens: list[int], prompt: int, *, in_company: 
     for opened in (*others, state):
         model.release(opened)
     return collected
-
-
-def _inner(weights: DecoderWeights) -> Iterable[Linear]:
-    for layer in weights.layers:
-        yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
 
 
 def _distinct(linears: Iterable[Linear]) -> Iterable[Linear]:

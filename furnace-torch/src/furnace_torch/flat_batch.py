@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from furnace.contracts import Chunk, ChunkKind, Output
-from furnace_torch.kv_arena import KV_BLOCK
+from furnace_torch.kv_store import KV_BLOCK
 
 __all__ = ["GRID", "DecodeGroup", "FlatBatch", "PrefillSegment", "arrange"]
 

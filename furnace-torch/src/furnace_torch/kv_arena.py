@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import mmap
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from furnace.contracts import OutOfKvError
+from furnace_torch.kv_store import KV_BLOCK, KvStore, Slot, blocks
 
-__all__ = ["KV_BLOCK", "KvArena", "Slot"]
-
-KV_BLOCK = 64
-"""KV is counted in blocks of this many tokens; attention of decode rows is padded to multiples of it."""
+__all__ = ["KvArena"]
 
 _ITEM_BYTES = 4
 
 
-@dataclass
-class Slot:
-    """The place of one sequence.
-
-    Attributes:
-        index: Which slot of the arena; -1 once it is released.
-        length: Tokens that it holds.
-    """
-
-    index: int
-    length: int = 0
-
-
-class KvArena:
-    """Keys and values of all sequences, float32, and the count of what is in use.
+class KvArena(KvStore):
+    """Keys and values in the processor's memory, float32.
 
     Each layer is one anonymous mapping [2 (keys, values), slots, KV heads, positions, head width], large enough for
     every slot at full length. The operating system gives memory to pages that are written, and takes it back when a
@@ -41,10 +22,7 @@ class KvArena:
     still be read as one strided tensor. Pages that were never written read as zero.
 
     Attributes:
-        layers: The tensors, one a layer.
         positions: Positions in a slot.
-        block_limit: Blocks that may be in use at once.
-        blocks_used: Blocks in use.
     """
 
     def __init__(
@@ -55,19 +33,17 @@ class KvArena:
         Raises:
             MemoryError: The system refuses.
         """
+        super().__init__(slots)
         # Each run of positions begins on a page, so that it can be given back alone.
         per_page = max(KV_BLOCK, mmap.PAGESIZE // (head_dim * _ITEM_BYTES))
         while per_page * head_dim * _ITEM_BYTES % mmap.PAGESIZE:
             per_page += KV_BLOCK
         self.positions = -(-max_context // per_page) * per_page
         self.block_limit = kv_tokens // KV_BLOCK
-        self.blocks_used = 0
         self._shape = (2, slots, kv_heads, self.positions, head_dim)
         self._run_bytes = self.positions * head_dim * _ITEM_BYTES
         self._token_bytes = head_dim * _ITEM_BYTES
-        self._free = list(range(slots))
         self._mappings: list[mmap.mmap] = []
-        self.layers: list[Tensor] = []
         try:
             for _ in range(layers):
                 self._map_layer()
@@ -86,52 +62,31 @@ class KvArena:
         self._mappings.append(mapping)
         self.layers.append(torch.frombuffer(mapping, dtype=torch.float32).view(self._shape))
 
-    def open(self) -> Slot:
-        """Take the lowest free slot: neighbours are read together.
+    def resize(self, slot: Slot, length: int) -> None:
+        """See `KvStore.resize`."""
+        kept = blocks(length)
+        # By blocks: drafts that were wrong are cut off all the time.
+        if kept < blocks(slot.length) and hasattr(mmap, "MADV_DONTNEED"):
+            self._drop_pages(slot, kept)
+        super().resize(slot, length)
 
-        Raises:
-            OutOfKvError: There is none.
-        """
-        if not self._free:
-            raise OutOfKvError(f"all {self._shape[1]} sequences are open")
-        return Slot(heapq.heappop(self._free))
-
-    def release(self, slot: Slot) -> None:
-        """Give a slot and its memory back."""
-        self.blocks_used -= blocks(slot.length)
-        if hasattr(mmap, "MADV_DONTNEED") and slot.length:
-            self._drop_pages(slot)
-        heapq.heappush(self._free, slot.index)
-        slot.index, slot.length = -1, 0
-
-    def _drop_pages(self, slot: Slot) -> None:
+    def _drop_pages(self, slot: Slot, kept: int) -> None:
+        """Give the pages of a slot behind its first blocks back to the system."""
         _, slots, kv_heads, _, _ = self._shape
-        used = -(-slot.length * self._token_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        start, end = (
+            -(-count * KV_BLOCK * self._token_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            for count in (kept, blocks(slot.length))
+        )
+        if start == end:
+            return
         for mapping in self._mappings:
             for side in range(2):
                 first_run = (side * slots + slot.index) * kv_heads
                 for run in range(first_run, first_run + kv_heads):
-                    mapping.madvise(mmap.MADV_DONTNEED, run * self._run_bytes, used)
-
-    def require(self, new_lengths: list[tuple[Slot, int]]) -> None:
-        """Check that these slots can grow to these lengths.
-
-        Raises:
-            OutOfKvError: They can't; nothing has changed.
-        """
-        more = sum(blocks(length) - blocks(slot.length) for slot, length in new_lengths)
-        if self.blocks_used + more > self.block_limit:
-            raise OutOfKvError(
-                f"{more} more blocks of {KV_BLOCK} tokens are needed; {self.blocks_used} of {self.block_limit} are used"
-            )
-
-    def resize(self, slot: Slot, length: int) -> None:
-        """Set how many tokens a slot holds; growth was checked with `require`."""
-        self.blocks_used += blocks(length) - blocks(slot.length)
-        slot.length = length
+                    mapping.madvise(mmap.MADV_DONTNEED, run * self._run_bytes + start, end - start)
 
     def copy(self, source: Slot, target: Slot, length: int) -> None:
-        """Copy the first `length` tokens of a slot to another, which then holds exactly them."""
+        """See `KvStore.copy`."""
         for layer in self.layers:
             layer[:, target.index, :, :length] = layer[:, source.index, :, :length]
         self.resize(target, length)
@@ -140,8 +95,3 @@ class KvArena:
         """Let go of the mappings; they end with the last tensor that points into them."""
         self.layers.clear()
         self._mappings.clear()
-
-
-def blocks(length: int) -> int:
-    """Return how many blocks hold `length` tokens."""
-    return -(-length // KV_BLOCK)

@@ -12,6 +12,8 @@ import furnace
 from furnace.contracts import EngineContext, EngineFactory, LlmEngine
 
 if TYPE_CHECKING:
+    import torch
+
     from furnace.checkpoint import Checkpoint, DecoderSpec
     from furnace_torch.decoder import TorchDecoder
 
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 # Without a word from the operator the KV cache may grow to this share of the machine's memory.
 _KV_SHARE = 4
 _KV_ITEM_BYTES = 4
+# On a GPU it takes this share of what the weights leave; the rest is for what steps compute with.
+_KV_SHARE_OF_GPU = 0.8
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
@@ -30,16 +34,17 @@ class TorchOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     """Options of a `torch:` engine.
 
     Attributes:
-        dtype: Type that the weights are kept and multiplied in. The others save memory, change the results a little,
-            and are faster only on processors with matrix units for them.
-        device: Where it runs.
+        dtype: Type that the weights are kept and multiplied in. `auto` is float32 on the CPU; on a GPU it is bfloat16
+            where that has units for it, else float16. The shorter ones save memory, change the results a little, and
+            are faster only on processors with matrix units for them.
+        device: Where it runs: `cpu`, `cuda`, `cuda:N` or `mps`; `auto` is the first GPU, or the CPU without one.
         threads: Compute threads; None for what furnace found usable.
         max_sequences: Sequences open at once, running and cached.
         max_step_tokens: Prompt tokens in one step: more is faster for prompts, less keeps streams smoother.
     """
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["cpu"] = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$")] = "auto"
     threads: _Count | None = None
     max_sequences: _Count = 32
     max_step_tokens: Annotated[int, msgspec.Meta(ge=128, le=1 << 20)] = 512
@@ -55,13 +60,15 @@ class TorchFactory(EngineFactory[TorchOptions]):
 
         Raises:
             CheckpointError: The model can't be found or isn't supported.
-            MemoryError: There is no address space for its KV cache.
+            ValueError: The device is not there.
+            MemoryError: There is no address space for its KV cache, or no room on the device.
         """
         # Before torch is imported: waiting threads that spin steal time from whoever shares the cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from furnace.checkpoint import open_checkpoint
+        from furnace_torch.device import find_device
 
-        if options.device == "cpu":
+        if find_device(options.device).type == "cpu":
             logger.info(
                 "on a CPU furnace-openvino is several times faster: pip install furnace-openvino, "
                 "then --engine openvino:MODEL"
@@ -71,7 +78,9 @@ class TorchFactory(EngineFactory[TorchOptions]):
             return furnace.Scheduled(load_decoder(checkpoint, options, context), pipeline)
 
 
-def load_decoder(checkpoint: Checkpoint, options: TorchOptions, context: EngineContext) -> TorchDecoder:
+def load_decoder(
+    checkpoint: Checkpoint, options: TorchOptions, context: EngineContext, *, device_form: bool | None = None
+) -> TorchDecoder:
     """Load a checkpoint's weights, probe them, and return the model.
 
     Sets the number of torch's threads, which is one for the whole process.
@@ -80,19 +89,26 @@ def load_decoder(checkpoint: Checkpoint, options: TorchOptions, context: EngineC
         checkpoint: An open checkpoint; not needed any more afterwards.
         options: What the user asked of the engine.
         context: What the operator decided.
+        device_form: As `TorchDecoder` takes it; for tests.
     """
     import torch
 
     from furnace_torch.decoder import TorchDecoder
-    from furnace_torch.determinism import find_row_rule
+    from furnace_torch.determinism import RowRule, find_row_rule
+    from furnace_torch.device import default_dtype, find_device
     from furnace_torch.weights import load_weights
 
     torch.set_num_threads(options.threads or context.threads)
-    weights = load_weights(checkpoint, dtype=getattr(torch, options.dtype), progress=context.progress)
-    rule = find_row_rule(weights)
+    device = find_device(options.device)
+    dtype = default_dtype(device) if options.dtype == "auto" else getattr(torch, options.dtype)
+    weights = load_weights(checkpoint, dtype=dtype, device=device, progress=context.progress)
+    # What a probe finds on a GPU has not been compared with long runs there, so nothing is promised.
+    rule = find_row_rule(weights) if device.type == "cpu" else RowRule(min_rows=1, deterministic=False)
     logger.debug(
-        "%s: rows are %sbitwise independent; linears get at least %d rows",
+        "%s: on %s in %s; rows are %sbitwise independent of each other; linears get at least %d rows",
         checkpoint.name,
+        device,
+        str(dtype).removeprefix("torch."),
         "" if rule.deterministic else "not ",
         rule.min_rows,
     )
@@ -102,16 +118,25 @@ def load_decoder(checkpoint: Checkpoint, options: TorchOptions, context: EngineC
         max_context=context.max_context,
         max_sequences=options.max_sequences,
         max_step_tokens=options.max_step_tokens,
-        kv_tokens=_kv_tokens(checkpoint.spec, context.memory_bytes) if context.kv_tokens is None else context.kv_tokens,
+        kv_tokens=_kv_tokens(checkpoint.spec, context, device, dtype),
         min_rows=rule.min_rows,
         deterministic=rule.deterministic,
+        device_form=device_form,
     )
 
 
-def _kv_tokens(spec: DecoderSpec, memory_bytes: int | None) -> int:
-    if memory_bytes is None:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _KV_SHARE
-    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * _KV_ITEM_BYTES
+def _kv_tokens(spec: DecoderSpec, context: EngineContext, device: torch.device, dtype: torch.dtype) -> int:
+    """Return how many tokens the KV cache may hold, called when the weights are where they stay."""
+    from furnace_torch.device import free_bytes
+
+    if context.kv_tokens is not None:
+        return context.kv_tokens
+    if device.type != "cpu":
+        memory_bytes, item_bytes = int(free_bytes(device) * _KV_SHARE_OF_GPU), dtype.itemsize
+    else:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory_bytes, item_bytes = context.memory_bytes or total // _KV_SHARE, _KV_ITEM_BYTES
+    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
     return max(1, memory_bytes // token_bytes)
 
 

@@ -7,12 +7,19 @@ hub. The `Checkpoint` that it returns has a `DecoderSpec` and the tensors by rol
 from __future__ import annotations
 
 from furnace.checkpoint.checkpoint import BUILT_IN, Checkpoint, Location, RawTensor, locate, open_checkpoint
-from furnace.checkpoint.decoder_spec import DecoderSpec
+from furnace.checkpoint.decoder_spec import DecoderSpec, Experts
 from furnace.checkpoint.errors import CheckpointError
 from furnace.checkpoint.gguf import GgufFile, MetadataValue
 from furnace.checkpoint.mapped_file import read_json_object
 from furnace.checkpoint.quantization import DEQUANTIZABLE, TensorType, dequantize
-from furnace.checkpoint.rope import LinearScaling, Llama3Scaling, RopeScaling, TableScaling, YarnScaling
+from furnace.checkpoint.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    TableScaling,
+    YarnScaling,
+)
 from furnace.checkpoint.tensor_file import TensorFile
 
 __all__ = [
@@ -21,10 +28,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DecoderSpec",
+    "Experts",
     "GgufFile",
     "LinearScaling",
     "Llama3Scaling",
     "Location",
+    "LongRopeScaling",
     "MetadataValue",
     "RawTensor",
     "RopeScaling",

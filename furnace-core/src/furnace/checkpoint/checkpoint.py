@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from furnace.checkpoint import hub
 from furnace.checkpoint.decoder_spec import DecoderSpec
 from furnace.checkpoint.errors import CheckpointError
-from furnace.checkpoint.families import Family, family_for_config, family_for_gguf
+from furnace.checkpoint.families import family_for_config, family_for_gguf
 from furnace.checkpoint.families.config_json import spec_from_config
 from furnace.checkpoint.families.gguf_metadata import spec_from_gguf
 from furnace.checkpoint.gguf import GgufFile, MetadataValue
 from furnace.checkpoint.mapped_file import read_json_object
+from furnace.checkpoint.places import Place, find_places
 from furnace.checkpoint.quantization import TensorType
 from furnace.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile, shard_names
 from furnace.checkpoint.tensor_file import TensorFile
@@ -33,8 +34,6 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({"tiny-lm": "tiny_lm"})
 
 _MAX_CONFIG_BYTES = 1_000_000
 _CONFIG_NAME = "config.json"
-
-_Element = TypeVar("_Element", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,6 @@ class RawTensor:
     type: TensorType
     shape: tuple[int, ...]
     rows: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the tensor of a role is: `heads` is above 0 if its rows are interleaved within each head."""
-
-    file: TensorFile
-    name: str
-    heads: int = 0
 
 
 class Checkpoint:
@@ -77,7 +67,7 @@ class Checkpoint:
         self,
         name: str,
         spec: DecoderSpec,
-        places: Mapping[str, _Place],
+        places: Mapping[str, Place],
         files: ExitStack,
         *,
         directory: Path | None = None,
@@ -108,27 +98,19 @@ class Checkpoint:
             CheckpointError: The stored type can't be converted; the message lists those that can.
             KeyError: There is no such role.
         """
-        place = self._places[role]
-        return _deinterleave(place.file.tensor(place.name), place.heads)
+        return self._places[role].tensor()
 
     def raw(self, role: str) -> RawTensor:
         """Return a tensor as it is stored, for engines that compute with 16-bit or quantized weights.
 
-        They are in the same order as those of `tensor`, and mapped, not copied, except where GGUF keeps them in
-        another order (queries and keys of Llamas).
+        They are in the same order as those of `tensor`, and mapped, not copied, except where the file has them in
+        another order (queries and keys of Llamas in GGUF). Norms whose weights a file stores less one are as F32.
 
         Raises:
             KeyError: There is no such role.
         """
         place = self._places[role]
-        stored = place.file.tensors[place.name]
-        rows = place.file.raw(place.name)
-        if place.heads:
-            # Of a bias each element moves, not each byte.
-            elements = rows.reshape(stored.shape[0], -1)
-            rows = _deinterleave(elements, place.heads).reshape(rows.shape)
-            rows.flags.writeable = False
-        return RawTensor(stored.type, stored.shape, rows)
+        return RawTensor(place.type, place.shape, place.rows())
 
     def stored_type(self, role: str) -> TensorType:
         """Return how a tensor is stored: `raw(role).type`, without reading or copying anything.
@@ -136,13 +118,17 @@ class Checkpoint:
         Raises:
             KeyError: There is no such role.
         """
-        place = self._places[role]
-        return place.file.tensors[place.name].type
+        return self._places[role].type
 
-    def rotary_frequencies(self) -> NDArray[np.float32]:
-        """Return the angle per position of each rotary pair (i, i + head_dim / 2): float32 [head_dim / 2]."""
+    def rotary_frequencies(self, *, local: bool = False, context: int | None = None) -> NDArray[np.float32]:
+        """Return the angle per position of each rotary pair (i, i + head_dim / 2): float32 [head_dim / 2].
+
+        Args:
+            local: For the layers that `spec.is_local` is true of.
+            context: The longest sequence that the engine serves, in tokens; None for `spec.max_context`.
+        """
         factors = self.tensor("rope.factors") if "rope.factors" in self._places else None
-        return self.spec.rotary_frequencies(factors)
+        return self.spec.rotary_frequencies(factors, local=local, context=context)
 
     def text_file(self, name: str) -> Path | None:
         """Return the path of a text file of the model, such as `tokenizer.json`, or None if it has none.
@@ -251,13 +237,12 @@ def _open_directory(directory: Path, name: str) -> Checkpoint:
     with ExitStack() as stack:
         if file_names is None:
             single = _opened(stack, SafetensorsFile(directory / SINGLE_NAME))
-            places = {tensor: _Place(single, tensor) for tensor in single.tensors}
+            files: dict[str, TensorFile] = dict.fromkeys(single.tensors, single)
         else:
             shards = {f: _opened(stack, SafetensorsFile(directory / f)) for f in sorted(set(file_names.values()))}
-            places = {tensor: _Place(shards[f], tensor) for tensor, f in file_names.items()}
-        by_role = {role: _find(places, family.tensor_name(_source(spec, role)), directory) for role in _roles(spec)}
-        _check_shapes(spec, by_role)
-        return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), directory=directory)
+            files = {tensor: shards[f] for tensor, f in file_names.items()}
+        places = find_places(spec, family, files, directory)
+        return Checkpoint(name, spec, MappingProxyType(places), stack.pop_all(), directory=directory)
 
 
 def _open_gguf(path: Path, name: str) -> Checkpoint:
@@ -268,16 +253,8 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
             spec = spec_from_gguf(file, family)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        places = {tensor: _Place(file, tensor) for tensor in file.tensors}
-        by_role: dict[str, _Place] = {}
-        for role in _roles(spec):
-            place = _find(places, family.gguf_tensor_name(_source(spec, role)), path)
-            heads = _interleaved_heads(spec, family, role)
-            by_role[role] = _Place(place.file, place.name, heads)
-        _check_shapes(spec, by_role)
-        if "rope.factors" in by_role:
-            _check_factors(by_role["rope.factors"])
-        return Checkpoint(name, spec, MappingProxyType(by_role), stack.pop_all(), gguf_metadata=file.metadata)
+        places = find_places(spec, family, dict.fromkeys(file.tensors, file), path, gguf=True)
+        return Checkpoint(name, spec, MappingProxyType(places), stack.pop_all(), gguf_metadata=file.metadata)
 
 
 _File = TypeVar("_File", bound=TensorFile)
@@ -301,57 +278,3 @@ def _only_gguf(directory: Path) -> Path:
             "safetensors (load the model in transformers and call save_pretrained)"
         )
     raise CheckpointError(f"{directory}: it has neither {SINGLE_NAME}, nor {INDEX_NAME}, nor a GGUF file")
-
-
-def _roles(spec: DecoderSpec) -> tuple[str, ...]:
-    return tuple(spec.tensor_shapes())
-
-
-def _source(spec: DecoderSpec, role: str) -> str:
-    return "embed" if role == "head" and spec.tie_word_embeddings else role
-
-
-def _interleaved_heads(spec: DecoderSpec, family: Family, role: str) -> int:
-    if not family.is_interleaved(role):
-        return 0
-    return spec.num_kv_heads if ".attention.k" in role else spec.num_heads
-
-
-def _find(places: Mapping[str, _Place], tensor: str, where: Path) -> _Place:
-    place = places.get(tensor)
-    if place is None or tensor not in place.file.tensors:
-        raise CheckpointError(f"{where if place is None else place.file.path}: the tensor {tensor} is missing")
-    return place
-
-
-def _check_shapes(spec: DecoderSpec, by_role: Mapping[str, _Place]) -> None:
-    for role, shape in spec.tensor_shapes().items():
-        place = by_role[role]
-        found = place.file.tensors[place.name].shape
-        if found != shape:
-            raise CheckpointError(
-                f"{place.file.path}: the tensor {place.name} has the shape {list(found)}, not {list(shape)}"
-            )
-        kind = place.file.tensors[place.name].type
-        if len(shape) == 1 and kind.block_size > 1:
-            raise CheckpointError(
-                f"{place.file.path}: the tensor {place.name} is a vector of type {kind.name}; "
-                "vectors must not be quantized"
-            )
-
-
-def _check_factors(place: _Place) -> None:
-    factors = place.file.tensor(place.name)
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise CheckpointError(
-            f"{place.file.path}: the tensor {place.name} has factors that are not finite and above 0, "
-            "by which rotary frequencies can't be divided"
-        )
-
-
-def _deinterleave(rows: NDArray[_Element], heads: int) -> NDArray[_Element]:
-    """Put rows that alternate between the two halves of each head back in order; heads 0 means they are."""
-    if not heads:
-        return rows
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LinearScaling", "Llama3Scaling", "RopeScaling", "TableScaling", "YarnScaling", "scale_frequencies"]
+__all__ = [
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "RopeScaling",
+    "TableScaling",
+    "YarnScaling",
+    "scale_frequencies",
+]
 
 
 @dataclass(frozen=True)
@@ -64,18 +72,49 @@ class TableScaling:
     """Each rotary frequency is divided by its own factor, which the file holds in a tensor (role `rope.factors`)."""
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | TableScaling
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (https://arxiv.org/abs/2402.13753): each frequency is divided by its own factor, of one of two lists.
+
+    Which list is decided once, by the context that is served, as llama.cpp and vLLM do: keys in a cache can't change
+    their angles.
+
+    Attributes:
+        short_factors: A factor for each rotated pair, for contexts of at most `original_context` tokens.
+        long_factors: The same for longer ones.
+        original_context: Tokens that the model was first trained on.
+        attention_factor: What cosines and sines are multiplied by, with both lists.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+    @staticmethod
+    def attention_factor_of(factor: float, original_context: int) -> float:
+        """Return the paper's attention factor for a context `factor` times as long."""
+        if factor <= 1 or original_context <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(original_context))
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | TableScaling | LongRopeScaling
 
 
 def scale_frequencies(
-    frequencies: NDArray[np.float64], scaling: RopeScaling | None, factors: NDArray[np.float32] | None
+    frequencies: NDArray[np.float64],
+    scaling: RopeScaling | None,
+    factors: NDArray[np.float32] | None = None,
+    context: int = 0,
 ) -> NDArray[np.float64]:
     """Return stretched frequencies.
 
     Args:
-        frequencies: [head_dim / 2], in radians a position: powers of one base, falling from 1.
+        frequencies: One for each rotated pair, in radians a position: powers of one base, falling from 1.
         scaling: How to stretch.
-        factors: [head_dim / 2]; needed with `TableScaling` only.
+        factors: One for each pair; needed with `TableScaling` only.
+        context: Tokens that are served; counts with `LongRopeScaling` only.
 
     Raises:
         ValueError: `factors` is missing where it is needed.
@@ -91,6 +130,9 @@ def scale_frequencies(
             if factors is None:
                 raise ValueError("factors is missing: this model's rope scaling is a table")
             return frequencies / factors
+        case LongRopeScaling():
+            chosen = scaling.long_factors if context > scaling.original_context else scaling.short_factors
+            return frequencies / np.array(chosen, np.float64)
     return frequencies
 
 

@@ -43,6 +43,7 @@ from furnace.contracts.events import (
 )
 from furnace.contracts.factory import (
     API_VERSION,
+    OLDEST_API_VERSION,
     EngineContext,
     EngineFactory,
     NoOptions,
@@ -85,6 +86,7 @@ from furnace.contracts.text import (
 
 __all__ = [
     "API_VERSION",
+    "OLDEST_API_VERSION",
     "BatchStepModel",
     "Capabilities",
     "ChatInput",

@@ -11,10 +11,20 @@ import msgspec
 
 from furnace.contracts.engine import LlmEngine
 
-__all__ = ["API_VERSION", "EngineContext", "EngineFactory", "NoOptions", "Progress", "no_progress"]
+__all__ = [
+    "API_VERSION",
+    "OLDEST_API_VERSION",
+    "EngineContext",
+    "EngineFactory",
+    "NoOptions",
+    "Progress",
+    "no_progress",
+]
 
 API_VERSION = 1
 """The version of the contracts that this furnace speaks; a factory names the one it was written for."""
+OLDEST_API_VERSION = 1
+"""The oldest version of the contracts whose factories still work."""
 
 
 class Progress(Protocol):
@@ -62,11 +72,11 @@ class EngineFactory(abc.ABC, Generic[OptionsT]):
     """Makes engines for one scheme. Importing its module imports no framework; ``create`` does.
 
     Class attributes:
-        api_version: the ``API_VERSION`` that it was written for.
+        api_version: the ``API_VERSION`` that it was written for; who does not say was written for the first.
         options: a Struct with ``forbid_unknown_fields=True``; furnace fills it from the spec's query and ``-o``.
     """
 
-    api_version: ClassVar[int] = API_VERSION
+    api_version: ClassVar[int] = 1
     options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     @abc.abstractmethod

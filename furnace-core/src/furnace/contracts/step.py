@@ -15,6 +15,7 @@ import msgspec
 
 from furnace.contracts.errors import InvalidRequestError
 from furnace.contracts.request import SamplingParams
+from furnace.contracts.uniform import uniform
 
 __all__ = [
     "BatchStepModel",
@@ -246,18 +247,34 @@ class Row(msgspec.Struct, kw_only=True):
     end_tokens: frozenset[int] = frozenset()
     mask: Any = None
 
+    @property
+    def uniform(self) -> float:
+        """The row's one random number, in [0, 1): of ``(seed, choice, position)`` alone, the same on every machine."""
+        return uniform(self.seed, self.choice, self.position)
+
+    @property
+    def banned_tokens(self) -> set[int]:
+        """Token ids that ``min_tokens`` and ``ignore_eos`` forbid, unless nothing else is allowed."""
+        if self.position < self.params.min_tokens:
+            return {*self.end_tokens, *self.params.stop_token_ids}
+        return set(self.end_tokens) if self.params.ignore_eos else set()
+
 
 class TokenSampler(abc.ABC):
-    """Picks a token for each row; a model may bring one that stays on its device."""
+    """Picks a token for each row; a model may bring one that stays on its device.
+
+    It goes through the same tests as ``furnace.Sampler``, whose docstring says in which order a row's parameters count.
+    """
 
     @abc.abstractmethod
     def sample(self, logits: Logits, rows: Sequence[Row]) -> list[int]:
         """The token id of each row; -1 for a row in which nothing is allowed (or that has no finite score).
 
-        Randomness comes from ``(seed, choice, position)`` alone. Called from the model thread.
+        Randomness comes from ``Row.uniform`` alone. Called from the model thread.
 
         Args:
-            logits: float32 ``[len(rows), vocab]``; may be overwritten.
+            logits: float32 ``[len(rows), vocab]``; may be overwritten. A model's own sampler gets rows of what its
+                model's ``step`` returned, in that form; ids that the tokenizer lacks are cut off at the end.
             rows: one for each row of logits.
         """
 
@@ -295,7 +312,7 @@ class BatchStepModel(abc.ABC):
 
     @property
     def sampler(self) -> TokenSampler | None:
-        """A sampler of its own, or None to use furnace's."""
+        """A sampler of its own, or None to use furnace's; does not change."""
         return None
 
     @abc.abstractmethod
@@ -319,7 +336,9 @@ class BatchStepModel(abc.ABC):
 
         Returns:
             float32 ``[rows, vocab]`` in batch order, then position order. Read before the next call, which may reuse
-            it. ``[rows, hidden]`` when the chunks ask for hidden values. No rows: an array with 0 rows.
+            it. ``[rows, hidden]`` when the chunks ask for hidden values. No rows: an array with 0 rows. For a model
+            with a ``sampler`` of its own, logits may be any array that has a ``shape`` and is indexed as numpy's and
+            torch's are: only that sampler reads its values.
 
         Raises:
             OutOfKvError: no room; nothing changed.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["read_logits", "read_rows"]
+__all__ = ["Rows", "check_rows", "read_logits", "read_rows"]
+
+Rows: TypeAlias = Any
+"""Logits, ``[rows, vocab]``: a numpy array, or what a model with a sampler of its own returns."""
 
 
 def read_logits(logits: object) -> npt.NDArray[np.float32]:
@@ -41,4 +46,19 @@ def read_rows(logits: object, rows: int, vocab_size: int) -> npt.NDArray[np.floa
         return array.reshape(0, vocab_size)
     if rows == 1 and array.shape == (vocab_size,):
         return array.reshape(1, vocab_size)
-    raise ValueError(f"the step returned logits of shape {array.shape}, expected {(rows, vocab_size)}")
+    raise _unexpected(array.shape, rows, vocab_size)
+
+
+def check_rows(logits: Rows, rows: int, vocab_size: int) -> Rows:
+    """Logits that only the model's own sampler reads, as they are.
+
+    Raises:
+        ValueError: the shape is not ``[rows, vocab_size]``.
+    """
+    if np.shape(logits) != (rows, vocab_size):
+        raise _unexpected(np.shape(logits), rows, vocab_size)
+    return logits
+
+
+def _unexpected(shape: tuple[int, ...], rows: int, vocab_size: int) -> ValueError:
+    return ValueError(f"the step returned logits of shape {shape}, expected {(rows, vocab_size)}")

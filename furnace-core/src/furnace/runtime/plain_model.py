@@ -39,6 +39,11 @@ class PlainModel(BatchStepModel):
         )
 
     @property
+    def model(self) -> StepModel:
+        """What it runs."""
+        return self._model
+
+    @property
     def name(self) -> str:
         return self._model.name
 

@@ -183,6 +183,16 @@ class Scheduled(LlmEngine, TextService):
         )
 
     @property
+    def model(self) -> BatchStepModel:
+        """What it serves, in the form that the scheduler knows. Once started it belongs to the model thread."""
+        return self._model
+
+    @property
+    def pipeline(self) -> TextPipeline:
+        """The text side of the model."""
+        return self._pipeline
+
+    @property
     def max_queue(self) -> int:
         """Most requests that may wait for their first step."""
         return self._admission.max_queue

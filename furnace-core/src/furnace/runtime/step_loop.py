@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from furnace.contracts import (
     BatchStepModel,
@@ -30,7 +28,7 @@ from furnace.runtime.handoff import Handoff
 from furnace.runtime.heartbeat import Heartbeat
 from furnace.runtime.job import Job
 from furnace.runtime.jobs import Jobs
-from furnace.runtime.logits import read_rows
+from furnace.runtime.logits import Rows, check_rows, read_rows
 from furnace.runtime.open_states import OpenStates
 from furnace.runtime.picker import Picker
 from furnace.runtime.plain_model import PlainModel
@@ -70,6 +68,7 @@ class StepLoop:
         self._model = model
         self._state = state
         self._picker = picker
+        self._read_rows: Callable[[object, int, int], Rows] = read_rows if model.sampler is None else check_rows
         self._admission = admission
         self._heartbeat = heartbeat
         self._clock = clock
@@ -78,7 +77,7 @@ class StepLoop:
         self._states = OpenStates(model)
         self._jobs = Jobs(state, self._states, admission)
         # Copies of last rows of prompts, for followers that get the whole prompt's state.
-        self._prompt_rows: dict[int, npt.NDArray[np.float32]] = {}
+        self._prompt_rows: dict[int, Rows] = {}
         self._closing = False
         self._ended = False
 
@@ -179,7 +178,7 @@ class StepLoop:
             if not chunks:
                 return
             logits = self._run_model(chunks)
-            rows = read_rows(logits, sum(chunk.rows for chunk in plan.chunks), self._model.vocab_size)
+            rows = self._read_rows(logits, sum(chunk.rows for chunk in plan.chunks), self._model.vocab_size)
         except OutOfKvError:
             self._make_room(plan)
         except StepError as error:
@@ -191,8 +190,7 @@ class StepLoop:
 
     def _reuse(self, plan: Plan) -> None:
         """Fork or hand on the states that a plan reuses; who gets a whole prompt also gets its next token."""
-        whole: list[Job] = []
-        rows: list[npt.NDArray[np.float32]] = []
+        whole: list[tuple[Job, Rows]] = []
         try:
             for reuse in list(plan.reuses):
                 sequence, owner = reuse.sequence, reuse.sequence.id
@@ -209,12 +207,12 @@ class StepLoop:
                 if owner in self._states:
                     self._jobs.begin(sequence)
                     if reuse.whole and not sequence.prefilling:
-                        whole.append(self._jobs[sequence])
-                        rows.append(self._prompt_rows[reuse.source])
+                        # A copy, since the sampler may overwrite it, and others may want it.
+                        whole.append((self._jobs[sequence], self._prompt_rows[reuse.source][[0]]))
         finally:
             # Also when there was no room for one of them: the others have their states, and need their tokens.
-            if whole:
-                self._sample(whole, [[]] * len(whole), np.stack(rows))
+            for job, row in whole:
+                self._sample([job], [[]], row)
 
     def _open(self, plan: Plan) -> list[Chunk]:
         """The batch as the model takes it; opens states that are missing."""
@@ -249,7 +247,7 @@ class StepLoop:
             stats.steps += 1
             stats.step_seconds += self._clock() - began
 
-    def _take(self, chunks: list[PlannedChunk], rows: npt.NDArray[np.float32]) -> None:
+    def _take(self, chunks: list[PlannedChunk], rows: Rows) -> None:
         """The model has taken these chunks, and given these rows for some of them."""
         self._state.advance(chunks)
         wanted = [chunk for chunk in chunks if chunk.rows]
@@ -258,13 +256,13 @@ class StepLoop:
             if chunk.kind is ChunkKind.PREFILL:
                 self._jobs.stats.prefill_tokens += len(chunk.tokens)
                 if chunk.rows and chunk.sequence.id in self._state.cache.rows:
-                    # Its followers read it after the next plan, and the sampler may overwrite it.
-                    self._prompt_rows[chunk.sequence.id] = rows[at].copy()
+                    # A copy, since its followers read it after the next plan.
+                    self._prompt_rows[chunk.sequence.id] = rows[[at]]
             at += chunk.rows
         drafts = [chunk.tokens[len(chunk.tokens) - chunk.drafts :] for chunk in wanted]
         self._sample([self._jobs[chunk.sequence] for chunk in wanted], drafts, rows)
 
-    def _sample(self, jobs: list[Job], drafts: list[list[int]], rows: npt.NDArray[np.float32]) -> None:
+    def _sample(self, jobs: list[Job], drafts: list[list[int]], rows: Rows) -> None:
         """Pick the next token of each job, and those behind its drafts as far as they were right."""
         if not jobs:
             return
@@ -317,7 +315,7 @@ class StepLoop:
         rows = None
         if error.logits is not None:
             try:
-                rows = read_rows(error.logits, sum(chunk.rows for chunk in others), self._model.vocab_size)
+                rows = self._read_rows(error.logits, sum(chunk.rows for chunk in others), self._model.vocab_size)
             except (TypeError, ValueError):
                 self._isolate([self._jobs[chunk.sequence] for chunk in plan.chunks])
                 return

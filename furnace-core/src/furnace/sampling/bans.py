@@ -24,13 +24,8 @@ class Bans:
     __slots__ = ("_ids", "_scores")
 
     def __init__(self, row: Row, vocab: int) -> None:
-        params = row.params
-        banned: set[int] = set()
-        if row.position < params.min_tokens:
-            banned.update(row.end_tokens, params.stop_token_ids)
-        elif params.ignore_eos:
-            banned.update(row.end_tokens)
-        self._ids: npt.NDArray[np.intp] = np.array([id for id in banned if 0 <= id < vocab], dtype=np.intp)
+        ids = [id for id in row.banned_tokens if 0 <= id < vocab]
+        self._ids: npt.NDArray[np.intp] = np.array(ids, dtype=np.intp)
         self._scores: Scores = np.empty(0, dtype=np.float32)
 
     def __bool__(self) -> bool:

@@ -6,7 +6,6 @@ import numpy as np
 
 from furnace.contracts import Row
 from furnace.sampling.candidates import Candidates
-from furnace.sampling.uniform import uniform
 from furnace.sampling.weights import Doubles, Ids, first_above
 
 __all__ = ["Draw", "draw"]
@@ -40,7 +39,7 @@ class Draw:
         self.top_k = params.top_k if params.top_k is not None and self.cuts_k else vocab
         self.top_p = 1.0 if params.top_p is None else params.top_p
         self.min_p = params.min_p or 0.0
-        self.uniform = uniform(row.seed, row.choice, row.position)
+        self.uniform = row.uniform
         self.total = 0.0
 
     @property

@@ -92,16 +92,19 @@ _BY_PATTERNS: Final[tuple[tuple[PreTokenizer, str], ...]] = (
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
     ),
     (PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
-    (PreTokenizer((_GPT2,)), "gpt-2 phi-2 mpt olmo jais trillion gigachat a.x-4.0 mellum modern-bert exaone4"),
+    (
+        PreTokenizer((_GPT2,)),
+        "gpt-2 phi-2 mpt olmo jais trillion gigachat a.x-4.0 mellum modern-bert exaone4 granite-docling",
+    ),
     (
         PreTokenizer((_DIGIT, _GPT2)),
-        "smollm starcoder refact command-r codeshell exaone minerva-7b",
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
     ),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS)), "falcon"),
     (PreTokenizer((_QWEN2,), composed=True), "qwen2"),
     (PreTokenizer((_QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan megrez grok-2 solar-open kormo"),
     (PreTokenizer((_QWEN35,)), "qwen35"),
-    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 minimax-m2"),
+    (PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 minimax-m2 talkie"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
     (
         PreTokenizer(
@@ -119,7 +122,7 @@ _BY_PATTERNS: Final[tuple[tuple[PreTokenizer, str], ...]] = (
     (PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)), "deepseek-coder"),
     (
         PreTokenizer((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3)),
-        "deepseek-v3 hunyuan-dense joyai-llm",
+        "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
     ),
     (PreTokenizer((_BLOOM,)), "poro-chat bloom gpt3-finnish"),
     (PreTokenizer((_BLOOM, _DIGIT)), "viking"),

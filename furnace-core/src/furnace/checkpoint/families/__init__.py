@@ -7,14 +7,32 @@ from __future__ import annotations
 
 from furnace.checkpoint.errors import CheckpointError
 from furnace.checkpoint.families.family import Family
+from furnace.checkpoint.families.gemma import GEMMA2, GEMMA3
+from furnace.checkpoint.families.granite import GRANITE
 from furnace.checkpoint.families.llama import LLAMA
-from furnace.checkpoint.families.mistral import MISTRAL
-from furnace.checkpoint.families.qwen import QWEN2, QWEN3
+from furnace.checkpoint.families.mistral import MISTRAL, MIXTRAL
+from furnace.checkpoint.families.olmo import OLMO2
+from furnace.checkpoint.families.phi import PHI3
+from furnace.checkpoint.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from furnace.checkpoint.families.smollm3 import SMOLLM3
 from furnace.contracts.errors import quote
 
 __all__ = ["FAMILIES", "Family", "family_for_config", "family_for_gguf"]
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    SMOLLM3,
+    GRANITE,
+    OLMO2,
+)
 
 
 def family_for_config(architectures: object) -> Family:

@@ -1,17 +1,18 @@
 """Reads a DecoderSpec from the metadata of a GGUF file.
 
-Key names are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Key names are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and for what is newer those of
+llama.cpp's gguf-py constants.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from furnace.checkpoint.decoder_spec import DecoderSpec
+from furnace.checkpoint.decoder_spec import MAX_LAYERS, DecoderSpec, Experts
 from furnace.checkpoint.errors import CheckpointError
-from furnace.checkpoint.families.family import Family
+from furnace.checkpoint.families.family import FIELD_TYPES, Family, Key
 from furnace.checkpoint.gguf import GgufFile
-from furnace.checkpoint.rope import LinearScaling, RopeScaling, TableScaling, YarnScaling
+from furnace.checkpoint.rope import LinearScaling, LongRopeScaling, RopeScaling, TableScaling, YarnScaling
 from furnace.contracts.errors import quote
 
 __all__ = ["spec_from_gguf"]
@@ -23,6 +24,7 @@ _YARN_FIXED = {
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
 }
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def spec_from_gguf(file: GgufFile, family: Family) -> DecoderSpec:
@@ -38,39 +40,39 @@ def spec_from_gguf(file: GgufFile, family: Family) -> DecoderSpec:
     reader = _Reader(file)
     if reader.whole("split.count", 1, prefixed=False) > 1:
         raise CheckpointError("split GGUF files are not supported; join the parts with llama-gguf-split --merge")
-    if reader.whole("expert_count", 0) > 0:
-        raise CheckpointError("mixture-of-experts models are not supported")
     embedding = family.gguf_tensor_name("embed")
     if embedding not in file.tensors:
         raise CheckpointError(f"the tensor {embedding} is missing")
+    num_layers = reader.required_whole("block_count")
     num_heads = reader.required_whole("attention.head_count")
     hidden_size = reader.required_whole("embedding_length")
-    head_dim = reader.whole("attention.key_length", hidden_size // max(1, num_heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if reader.whole(key, head_dim) != head_dim:
-            raise CheckpointError(f"{key} differs from the head width, {head_dim}, which is not supported")
-    flags: dict[str, Any] = {
-        field: family.gguf_tensor_name(f"layers.0.{role}.bias") in file.tensors
-        for field, role in (("qkv_bias", "attention.q"), ("output_bias", "attention.o"), ("mlp_bias", "mlp.down"))
+    values: dict[str, Any] = {
+        # The embedding is what counts: some files have no vocab_size, and some pad the embedding.
+        "vocab_size": file.tensors[embedding].shape[0],
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": reader.whole("attention.head_count_kv", num_heads),
+        "intermediate_size": reader.required_whole("feed_forward_length"),
+        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
+        "max_context": reader.required_whole("context_length"),
+        "tie_word_embeddings": family.gguf_tensor_name("head") not in file.tensors,
+        "sliding_window": reader.whole("attention.sliding_window", 0) or None,
     }
-    max_context = reader.required_whole("context_length")
+    for field, role in (("qkv_bias", "attention.q"), ("output_bias", "attention.o"), ("mlp_bias", "mlp.down")):
+        values[field] = family.gguf_tensor_name(f"layers.0.{role}.bias") in file.tensors
+    values |= {field: reader.field(key, FIELD_TYPES[field]) for field, key in family.gguf_keys.items()}
+    if num_layers == family.wide_scale_layers:
+        values["attention_scale"] = max(1, hidden_size // max(1, num_heads)) ** -0.5
+    values |= {name: value for name, value in family.constants.items() if not name.startswith("experts.")}
+    layers = min(num_layers, MAX_LAYERS)
     return DecoderSpec(
         architecture=family.name,
-        # The embedding is what counts: some files have no vocab_size, and some pad the embedding.
-        vocab_size=file.tensors[embedding].shape[0],
-        hidden_size=hidden_size,
-        num_layers=reader.required_whole("block_count"),
-        num_heads=num_heads,
-        num_kv_heads=reader.whole("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        intermediate_size=reader.required_whole("feed_forward_length"),
-        rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=reader.number("rope.freq_base", _DEFAULT_ROPE_THETA),
-        max_context=max_context,
-        rope_scaling=_rope_scaling(reader, max_context, family.gguf_tensor_name("rope.factors") in file.tensors),
-        tie_word_embeddings=family.gguf_tensor_name("head") not in file.tensors,
-        sliding_window=reader.whole("attention.sliding_window", 0) or None,
-        **{**flags, **family.constants},
+        **values,
+        **_rope(reader, file, family, values["max_context"], hidden_size // max(1, num_heads)),
+        experts=_experts(reader, family, values["intermediate_size"]),
+        full_attention_layers=_full_layers(reader, family, layers) if values["sliding_window"] else frozenset(),
+        no_rope_layers=_every(family.no_rope_interval, layers) if family.no_rope_interval else frozenset(),
     ).stretched()
 
 
@@ -112,9 +114,74 @@ class _Reader:
             raise CheckpointError(f"the metadata key {self._prefix + key} must be text")
         return value
 
+    def array(self, key: str) -> tuple[object, ...] | None:
+        value = self._metadata.get(self._prefix + key)
+        return value if isinstance(value, tuple) else None
 
-def _rope_scaling(reader: _Reader, max_context: int, has_table: bool) -> RopeScaling | None:
+    def field(self, key: Key, kind: type) -> int | float | bool | None:
+        name = self._prefix + key.name
+        value = self._metadata.get(name, key.default)
+        if value is None and key.may_be_none:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        if isinstance(value, int | float) and type(value) is kind:
+            if key.power == 1:
+                return value
+            if 0 < value < float("inf"):
+                return key.to_power(value)
+        wanted = "above 0 and finite" if type(value) is kind else f"of type {kind.__name__}"
+        raise CheckpointError(f"the metadata key {name} is {quote(value)}; it must be there and {wanted}")
+
+
+def _experts(reader: _Reader, family: Family, intermediate_size: int) -> Experts | None:
+    count = reader.whole("expert_count", 0)
+    if count == 0:
+        return None
+    return Experts(
+        count,
+        reader.required_whole("expert_used_count"),
+        reader.whole("expert_feed_forward_length", intermediate_size),
+        # There is no key for it: llama.cpp does the same for these families.
+        normalized=bool(family.constants.get("experts.normalized", True)),
+    )
+
+
+def _full_layers(reader: _Reader, family: Family, layers: int) -> frozenset[int]:
+    """Return the layers without the window: those of the file, or else of the family."""
+    key = "attention.sliding_window_pattern"
+    windowed = reader.array(key)
+    if windowed is not None:
+        return frozenset(layer for layer, has_window in enumerate(windowed[:layers]) if not has_window)
+    interval = family.window.interval.default if family.window and family.window.interval else 0
+    return _every(reader.whole(key, int(interval or 0)), layers)
+
+
+def _every(interval: int, layers: int) -> frozenset[int]:
+    return frozenset(range(interval - 1, layers, interval)) if interval > 0 else frozenset()
+
+
+def _rope(reader: _Reader, file: GgufFile, family: Family, max_context: int, shared: int) -> dict[str, Any]:
+    head_dim = reader.whole("attention.key_length", shared)
+    if reader.whole("attention.value_length", head_dim) != head_dim:
+        raise CheckpointError(f"attention.value_length differs from the head width, {head_dim}, which is not supported")
+    rotary_dim = reader.whole("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and not family.has_partial_rotary:
+        raise CheckpointError(f"rope.dimension_count differs from the head width, {head_dim}, which is not supported")
+    return {
+        "head_dim": head_dim,
+        "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
+        "rope_theta": reader.number("rope.freq_base", _DEFAULT_ROPE_THETA),
+        "rope_scaling": _rope_scaling(reader, file, family, max_context),
+    }
+
+
+def _rope_scaling(reader: _Reader, file: GgufFile, family: Family, max_context: int) -> RopeScaling | None:
     kind = reader.text("rope.scaling.type", "none")
+    if _LONG_FACTORS in file.tensors:
+        short, long = (_factors(file, name) for name in (_SHORT_FACTORS, _LONG_FACTORS))
+        original = reader.whole("rope.scaling.original_context_length", max_context)
+        return LongRopeScaling(short, long, original, reader.positive("rope.scaling.attn_factor", 1.0))
     if kind == "linear":
         # The older key is of files from 2023.
         factor = reader.positive("rope.scaling.factor", reader.number("rope.scale_linear", 1.0))
@@ -123,7 +190,13 @@ def _rope_scaling(reader: _Reader, max_context: int, has_table: bool) -> RopeSca
         return _yarn(reader, max_context)
     if kind != "none":
         raise CheckpointError(f"the rope scaling {quote(kind)} is not supported; known are none, linear and yarn")
-    return TableScaling() if has_table else None
+    return TableScaling() if family.gguf_tensor_name("rope.factors") in file.tensors else None
+
+
+def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
+    if name not in file.tensors:
+        raise CheckpointError(f"the tensor {name} is missing")
+    return tuple(file.tensor(name).ravel().tolist())
 
 
 def _yarn(reader: _Reader, max_context: int) -> YarnScaling:

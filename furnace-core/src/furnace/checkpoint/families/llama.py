@@ -1,11 +1,12 @@
 """Llama 1 to 3, and what shares its shape.
 
-Key names are those of transformers' LlamaConfig and of llama.cpp's gguf-py constants.
+Key names are those of transformers' LlamaConfig and of llama.cpp's gguf-py constants. In GGUF files a Mixtral is a
+`llama` with experts.
 """
 
 from __future__ import annotations
 
-from furnace.checkpoint.families.family import ConfigKey, Family
+from furnace.checkpoint.families.family import Family, Key
 
 __all__ = ["LLAMA"]
 
@@ -14,18 +15,18 @@ LLAMA = Family(
     models=("Llama 1 to 3", "SmolLM", "SmolLM2", "TinyLlama", "Yi", "DeepSeek-LLM", "tiny-lm"),
     config_architectures=("LlamaForCausalLM",),
     config_keys={
-        "vocab_size": ConfigKey("vocab_size"),
-        "hidden_size": ConfigKey("hidden_size"),
-        "num_layers": ConfigKey("num_hidden_layers"),
-        "num_heads": ConfigKey("num_attention_heads"),
-        "num_kv_heads": ConfigKey("num_key_value_heads", "num_heads"),
-        "intermediate_size": ConfigKey("intermediate_size"),
-        "rms_norm_eps": ConfigKey("rms_norm_eps", 1e-6),
-        "max_context": ConfigKey("max_position_embeddings", 2048),
-        "tie_word_embeddings": ConfigKey("tie_word_embeddings", False),
-        "qkv_bias": ConfigKey("attention_bias", False),
-        "output_bias": ConfigKey("attention_bias", False),
-        "mlp_bias": ConfigKey("mlp_bias", False),
+        "vocab_size": Key("vocab_size"),
+        "hidden_size": Key("hidden_size"),
+        "num_layers": Key("num_hidden_layers"),
+        "num_heads": Key("num_attention_heads"),
+        "num_kv_heads": Key("num_key_value_heads", "num_heads"),
+        "intermediate_size": Key("intermediate_size"),
+        "rms_norm_eps": Key("rms_norm_eps", 1e-6),
+        "max_context": Key("max_position_embeddings", 2048),
+        "tie_word_embeddings": Key("tie_word_embeddings", False),
+        "qkv_bias": Key("attention_bias", False),
+        "output_bias": Key("attention_bias", False),
+        "mlp_bias": Key("mlp_bias", False),
     },
     config_fixed={"hidden_act": "silu", "rope_interleaved": False, "partial_rotary_factor": 1.0},
     tensor_names={
@@ -57,6 +58,10 @@ LLAMA = Family(
         "layers.{i}.mlp.gate": "blk.{i}.ffn_gate",
         "layers.{i}.mlp.up": "blk.{i}.ffn_up",
         "layers.{i}.mlp.down": "blk.{i}.ffn_down",
+        "layers.{i}.mlp.router": "blk.{i}.ffn_gate_inp",
+        "layers.{i}.mlp.experts.{e}.gate": "blk.{i}.ffn_gate_exps",
+        "layers.{i}.mlp.experts.{e}.up": "blk.{i}.ffn_up_exps",
+        "layers.{i}.mlp.experts.{e}.down": "blk.{i}.ffn_down_exps",
     },
     gguf_interleaved=frozenset({"layers.{i}.attention.q", "layers.{i}.attention.k"}),
 )
