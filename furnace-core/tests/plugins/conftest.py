@@ -27,17 +27,26 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def install(site: Path) -> Install:
-    """``install("furnace-acme", scheme="acme", code=...)`` installs a distribution with one engine."""
+    """``install("furnace-acme", scheme="acme", code=...)`` installs a distribution with one engine.
+
+    With ``group="furnace.plugins"`` it is a plugin of the HTTP process of that name.
+    """
 
     def install(
-        distribution: str, *, scheme: str, code: str = "", version: str = "1.0", target: str | None = None
+        distribution: str,
+        *,
+        scheme: str,
+        code: str = "",
+        version: str = "1.0",
+        target: str | None = None,
+        group: str = "furnace.engines",
     ) -> Path:
         module = distribution.replace("-", "_")
         (site / f"{module}.py").write_text(code)
         info = site / f"{module}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[furnace.engines]\n{scheme} = {target or module}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{scheme} = {target or module}\n")
         return info
 
     return install

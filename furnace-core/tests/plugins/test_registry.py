@@ -195,3 +195,14 @@ def test_exports_are_what_all_says() -> None:
     assert plugins.__all__ == sorted(
         plugins.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name)
     )
+
+
+def test_an_older_version_of_the_contracts_still_works_and_is_named_in_the_log(
+    install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("furnace.plugins.registry.API_VERSION", 2)
+    install("furnace-acme", scheme="acme", code=GOOD)
+    assert type(load_factory("acme")).__name__ == "AcmeFactory"
+    (record,) = caplog.records
+    assert "was written for contracts version 1" in record.getMessage()
+    assert "pip install --upgrade furnace-acme" in record.getMessage()

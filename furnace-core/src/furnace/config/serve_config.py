@@ -62,6 +62,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         step_timeout: seconds after which a model step is a hang.
         record: a file for what the scheduler does.
         record_tokens: put token ids in it too.
+        plugins: load the plugins of the HTTP process.
+        disabled_plugins: names of those that are not loaded.
         log_level: one of ``LOG_LEVELS``.
         log_format: one of ``LOG_FORMATS``.
     """
@@ -87,6 +89,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     step_timeout: float = 60.0
     record: str | None = None
     record_tokens: bool = False
+    plugins: bool = True
+    disabled_plugins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"
 

@@ -1,10 +1,11 @@
-"""What can go wrong between an engine spec and an engine. Every message is one line that an operator can act on.
+"""What can go wrong with plugins, and between a spec and an engine. Every message is one line to act on.
 
 PluginError
 ├── EngineSpecError        the spec can't be read (a ValueError as well)
 ├── EngineOptionError      an option is unknown, missing or has a bad value (a ValueError as well)
 ├── UnknownSchemeError     no installed distribution has the scheme
 ├── DuplicateSchemeError   several have it
+├── UnknownPluginError     no installed distribution has the plugin that is to be left out
 ├── BrokenPluginError      the plugin can't be imported, has no proper hook, or is for another version
 └── EngineLoadError        the plugin's ``create`` failed, or made something else than an engine
 """
@@ -20,6 +21,7 @@ __all__ = [
     "EngineOptionError",
     "EngineSpecError",
     "PluginError",
+    "UnknownPluginError",
     "UnknownSchemeError",
     "describe",
 ]
@@ -32,7 +34,7 @@ _SPEAKING = (ValueError, RuntimeError, OSError, ImportError)
 
 
 class PluginError(Exception):
-    """An engine can't be had; the message says why on one line."""
+    """An engine or another plugin can't be had; the message says why on one line."""
 
 
 class EngineSpecError(PluginError, ValueError):
@@ -49,6 +51,10 @@ class UnknownSchemeError(PluginError):
 
 class DuplicateSchemeError(PluginError):
     """Several installed distributions bring the scheme."""
+
+
+class UnknownPluginError(PluginError):
+    """No installed distribution brings a plugin of this name."""
 
 
 class BrokenPluginError(PluginError):

@@ -7,25 +7,23 @@ is loud only for who asked for it.
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
 import msgspec
 import pluggy
 
-import furnace
 from furnace.contracts.errors import quote
-from furnace.contracts.factory import API_VERSION, EngineFactory
+from furnace.contracts.factory import API_VERSION, OLDEST_API_VERSION, EngineFactory
 from furnace.plugins import hookspecs
+from furnace.plugins.api_version import version_problem
 from furnace.plugins.errors import BrokenPluginError, DuplicateSchemeError, UnknownSchemeError, describe
+from furnace.plugins.installed import entry_points_of
 
 __all__ = ["InstalledEngine", "find_engine", "installed_engines", "load_factory"]
-
-logger = logging.getLogger(__name__)
 
 FIRST_PARTY = {
     "candle": "furnace-candle-bridge",
@@ -62,34 +60,11 @@ class InstalledEngine:
 
 def installed_engines() -> list[InstalledEngine]:
     """All engines of all installed distributions, by scheme; a scheme that several bring is there several times."""
-    found: list[InstalledEngine] = []
-    seen: set[str] = set()
-    for distribution in distributions():
-        # Most distributions are passed over here, before their metadata is parsed.
-        if hookspecs.ENGINE_GROUP not in (distribution.read_text("entry_points.txt") or ""):
-            continue
-        name, version = _identity(distribution)
-        normalized = re.sub(r"[-_.]+", "-", name).lower()
-        if normalized in seen:
-            continue  # shadowed by one that comes earlier on sys.path
-        seen.add(normalized)
-        try:
-            entry_points = distribution.entry_points.select(group=hookspecs.ENGINE_GROUP)
-        except Exception as error:
-            logger.warning("the entry points of %s can't be read: %s", name, describe(error))
-            continue
-        found += [InstalledEngine(point.name, name, version, point.value, point) for point in entry_points]
+    found = [
+        InstalledEngine(point.name, distribution, version, point.value, point)
+        for point, distribution, version in entry_points_of(hookspecs.ENGINE_GROUP)
+    ]
     return sorted(found, key=lambda engine: (engine.scheme, engine.distribution, engine.target))
-
-
-def _identity(distribution: Distribution) -> tuple[str, str]:
-    try:
-        metadata = distribution.metadata
-    except Exception as error:
-        logger.warning("a distribution's metadata can't be read: %s", describe(error))
-        return "unknown distribution", ""
-    headers = {key: metadata[key] for key in ("Name", "Version") if key in metadata}
-    return headers.get("Name") or "unknown distribution", headers.get("Version") or ""
 
 
 def find_engine(scheme: str) -> InstalledEngine:
@@ -171,21 +146,16 @@ def _checked(engine: InstalledEngine, factory: object) -> EngineFactory[Any]:
         _broken(engine, f"gives the class {factory.__name__}; its furnace_engine hook must return {factory.__name__}()")
     if not isinstance(factory, EngineFactory):
         _broken(engine, f"gives a {type(factory).__name__}; its furnace_engine hook must return an EngineFactory")
-    version: object = factory.api_version
-    if not isinstance(version, int) or isinstance(version, bool):
-        _broken(engine, f"has the api_version {quote(version)}, which is not an integer")
-    if version > API_VERSION:
-        _broken(
-            engine,
-            f"was written for contracts version {version}, but furnace {furnace.__version__} speaks version "
-            f"{API_VERSION}: pip install --upgrade furnace-core",
-        )
-    if version < API_VERSION:
-        _broken(
-            engine,
-            f"was written for contracts version {version}, but furnace {furnace.__version__} speaks version "
-            f"{API_VERSION}: pip install --upgrade {engine.distribution}",
-        )
+    problem = version_problem(
+        factory.api_version,
+        api="contracts",
+        oldest=OLDEST_API_VERSION,
+        current=API_VERSION,
+        label=engine.label,
+        distribution=engine.distribution,
+    )
+    if problem is not None:
+        _broken(engine, problem)
     if not (isinstance(factory.options, type) and issubclass(factory.options, msgspec.Struct)):
         _broken(engine, f"has the options type {quote(factory.options)}, which is not a msgspec.Struct")
     return factory

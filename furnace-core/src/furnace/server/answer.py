@@ -27,6 +27,7 @@ from furnace.server.engines import Engines, Model
 from furnace.server.errors import ApiError
 from furnace.server.exchange import Exchange
 from furnace.server.job import Api, Job
+from furnace.server.observers import Observation, Observers
 from furnace.server.replies import CollectedReply, StreamedReply
 from furnace.server.traffic import Traffic
 from furnace.telemetry import Outcome
@@ -47,6 +48,7 @@ class Services:
     traffic: Traffic
     bounds: Bounds
     telemetry: Telemetry = field(default_factory=Telemetry)
+    observers: Observers | None = None
 
 
 class Answer:
@@ -64,6 +66,7 @@ class Answer:
         self._choices: Choices | None = None
         self._timeline: Timeline | None = None
         self._span: RequestSpan | None = None
+        self._observation: Observation | None = None
         self._watcher: DisconnectWatcher | None = None
         self._reply: StreamedReply | None = None
         self._outcome: Outcome | None = None
@@ -95,6 +98,8 @@ class Answer:
             self._services.traffic.leave(self)
             if self._span is not None:
                 self._span.end(exchange.status, exchange.outcome, exchange.usage)
+            if self._observation is not None:
+                self._observation.end()
 
     async def stop(self, error: EngineUnavailableError) -> None:
         """End it with this error: on the stream if there is one, as the answer if not."""
@@ -149,6 +154,8 @@ class Answer:
         self._model = self._services.engines.find(body.model)
         if self._span is not None:
             self._span.named(body.model)
+        if self._services.observers:
+            self._observation = Observation(self._services.observers, exchange, self._api.operation, self._usage)
         self._watcher = DisconnectWatcher(receive, self._close)
         job = await self._api.plan(body, self._model)
         self._choices = await self._admit(job, self._model)
@@ -189,6 +196,7 @@ class Answer:
             choices=len(generations),
             usage=self._usage,
             span=span,
+            on_first_token=None if self._observation is None else self._observation.first_token,
         )
         return Choices(generations, self._timeline.take)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, Router
 from litestar.exceptions import HTTPException
 
 from furnace.contracts.errors import quote
@@ -24,8 +25,13 @@ __all__ = ["build_app"]
 logger = logging.getLogger("furnace.server")
 
 
-def build_app(services: Services) -> Litestar:
-    """The application with all routes; every error that it makes has OpenAI's shape."""
+def build_app(services: Services, routers: Sequence[Router] = ()) -> Litestar:
+    """The application with all routes; every error that it makes has OpenAI's shape.
+
+    Args:
+        services: what our routes work with.
+        routers: of plugins, checked.
+    """
     return Litestar(
         route_handlers=[
             chat_route(services),
@@ -34,6 +40,7 @@ def build_app(services: Services) -> Litestar:
             *health_routes(services),
             metrics_route(services),
             *page_routes(),
+            *routers,
         ],
         exception_handlers={HTTPException: _http_error, Exception: _any_error},
         # Ours is in furnace.server.page: Litestar's pages load scripts from elsewhere.

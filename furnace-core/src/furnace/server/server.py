@@ -17,6 +17,7 @@ from furnace.server.app import build_app
 from furnace.server.bounds import Bounds
 from furnace.server.engines import Engines, EngineSource
 from furnace.server.errors import ServerError
+from furnace.server.extensions import Extensions
 from furnace.server.gate import Gate
 from furnace.server.hosts import loopback_hosts
 from furnace.server.listener import Listener, bind
@@ -57,6 +58,11 @@ class Server:
             addresses: those under which a proxy passes them on. A web page that has its name resolve to this machine
             is refused by it. On other addresses every name is answered.
         tracer_provider: gets one OpenTelemetry span a request; without it none is made. Whoever made it shuts it down.
+        plugins: observers, routes and metrics: modules or objects with hooks, or what ``furnace.plugins.load_plugins``
+            gives for those that are installed.
+
+    Raises:
+        BrokenPluginError: a plugin does not fit; the message names it.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Server:
         loop: LoopName = "asyncio",
         allowed_hosts: Iterable[str] = (),
         tracer_provider: TracerProvider | None = None,
+        plugins: Iterable[object] = (),
     ) -> None:
         self.host = host
         self.port = port
@@ -77,8 +84,10 @@ class Server:
         self._engines = Engines()
         self._traffic = Traffic(self._engines.drain, self._bounds.max_requests)
         self._url: str | None = None
-        services = Services(self._engines, self._traffic, self._bounds, Telemetry(tracer_provider))
-        self._app = Gate(build_app(services), self._bounds, self._lifespan)
+        extensions = Extensions(plugins, self, self._bounds)
+        telemetry = Telemetry(tracer_provider, extensions.families)
+        services = Services(self._engines, self._traffic, self._bounds, telemetry, extensions.observers)
+        self._app = Gate(build_app(services, extensions.routers), self._bounds, self._lifespan)
 
     def llm(self, engine: EngineSource, *, name: str | None = None) -> Self:
         """Serve an engine.

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from furnace.contracts import Health, SchedulerStats, Usage
 from furnace.telemetry.distribution import Distribution
+from furnace.telemetry.family import MetricFamily
 from furnace.telemetry.metrics import LlmMetrics, Outcome
 from furnace.telemetry.names import (
     DISTRIBUTIONS,
@@ -28,6 +29,7 @@ from furnace.telemetry.names import (
     Instrument,
     Operation,
 )
+from furnace.telemetry.plugin_families import PluginFamilies
 from furnace.telemetry.timeline import Latencies
 
 __all__ = ["Exposition", "ObservedModel"]
@@ -57,9 +59,10 @@ class Exposition:
 
     Args:
         latencies: filled elsewhere, while this reads it.
+        families: what plugins add, checked, each with what to call its plugin.
     """
 
-    def __init__(self, latencies: LatenciesByUse) -> None:
+    def __init__(self, latencies: LatenciesByUse, families: Sequence[tuple[str, MetricFamily]] = ()) -> None:
         self._latencies = latencies
         self._models: Sequence[ObservedModel] = ()
         self._open_usages: dict[str, list[Usage]] = {}
@@ -76,6 +79,7 @@ class Exposition:
         for instrument in INSTRUMENTS:
             self._create(meter, instrument)
         self._registry.register(_Distributions(latencies))
+        self._registry.register(PluginFamilies(families))
 
     def text(self, models: Sequence[ObservedModel], accept: str) -> tuple[bytes, str]:
         """What a scraper gets: the body and its content type.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from furnace.contracts import Usage
 from furnace.telemetry.exposition import Exposition, LatenciesByUse, ObservedModel
+from furnace.telemetry.family import MetricFamily
 from furnace.telemetry.metrics import LlmMetrics
 from furnace.telemetry.names import Operation
 from furnace.telemetry.timeline import Latencies, Timeline
@@ -23,11 +24,14 @@ class Telemetry:
 
     Args:
         tracer_provider: where spans go; None makes none.
+        families: metrics of plugins, checked, each with what to call its plugin.
     """
 
-    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, families: Sequence[tuple[str, MetricFamily]] = ()
+    ) -> None:
         self._latencies: LatenciesByUse = {}
-        self._exposition = Exposition(self._latencies)
+        self._exposition = Exposition(self._latencies, families)
         self._tracing = None if tracer_provider is None else Tracing(tracer_provider)
 
     def span(self, operation: Operation, request_id: str, header: Header) -> RequestSpan | None:
@@ -44,6 +48,7 @@ class Telemetry:
         choices: int,
         usage: Callable[[], Usage],
         span: RequestSpan | None,
+        on_first_token: Callable[[float], None] | None = None,
     ) -> Timeline:
         """Count an admitted request, and measure the rest of it.
 
@@ -52,12 +57,21 @@ class Telemetry:
             choices: how many generations answer it.
             usage: says what the request has used so far.
             span: its span.
+            on_first_token: called with the seconds since it came in.
         """
         metrics.admit()
         key = (model, operation)
         if key not in self._latencies:
             self._latencies[key] = Latencies()
-        return Timeline(self._latencies[key], metrics, arrived=arrived, choices=choices, usage=usage, span=span)
+        return Timeline(
+            self._latencies[key],
+            metrics,
+            arrived=arrived,
+            choices=choices,
+            usage=usage,
+            span=span,
+            on_first_token=on_first_token,
+        )
 
     def exposition(self, models: Sequence[ObservedModel], accept: str) -> tuple[bytes, str]:
         """What a scraper gets: the body and its content type.

@@ -62,6 +62,7 @@ class Timeline:
         choices: how many generations answer it.
         usage: says what the request has used so far.
         span: where to note the same, or None.
+        on_first_token: called with the seconds since the request came in.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class Timeline:
         "_last",
         "_latencies",
         "_metrics",
+        "_on_first_token",
         "_span",
         "_started",
         "usage",
@@ -86,6 +88,7 @@ class Timeline:
         choices: int,
         usage: Callable[[], Usage],
         span: RequestSpan | None,
+        on_first_token: Callable[[float], None] | None = None,
     ) -> None:
         self.usage = usage
         self._latencies = latencies
@@ -93,6 +96,7 @@ class Timeline:
         self._metrics = metrics
         self._arrived = arrived
         self._span = span
+        self._on_first_token = on_first_token
         self._admitted = perf_counter()
         self._started: float | None = None
         self._first: float | None = None
@@ -142,6 +146,8 @@ class Timeline:
             self._latencies.prefill.record(now - self._started)
         if self._span is not None:
             self._span.first_token()
+        if self._on_first_token is not None:
+            self._on_first_token(now - self._arrived)
 
     def end(self, outcome: Outcome, usage: Usage) -> None:
         """The request ended; what it used counts however that was."""
