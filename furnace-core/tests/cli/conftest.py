@@ -28,12 +28,14 @@ class Command:
         }
         self._running: list[subprocess.Popen[str]] = []
 
-    def install(self, distribution: str, *, scheme: str, target: str, version: str = "1.0") -> None:
-        """Install a distribution with one engine."""
+    def install(
+        self, distribution: str, *, scheme: str, target: str, version: str = "1.0", group: str = "furnace.engines"
+    ) -> None:
+        """Install a distribution with one engine, or one plugin of another group."""
         info = self.site / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[furnace.engines]\n{scheme} = {target}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{scheme} = {target}\n")
 
     def __call__(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""

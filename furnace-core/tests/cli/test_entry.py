@@ -35,12 +35,28 @@ def imported_by(command: Any, *arguments: str) -> set[str]:
     return set(modules)
 
 
+def module_of(name: str) -> Any:
+    """The module of a command."""
+    return importlib.import_module(f"furnace.cli.{name.replace('-', '_')}")
+
+
 def test_help_imports_click_and_no_more_than_it_needs(command: Any) -> None:
     modules = imported_by(command, "--help")
     assert not modules & {*HEAVY, "msgspec", "rich", "pluggy", "importlib.metadata", "furnace.contracts"}
 
 
-@pytest.mark.parametrize("arguments", [("engines",), ("engines", "--json"), ("serve", "--help"), ("--version",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("engines",),
+        ("engines", "--json"),
+        ("doctor",),
+        ("chat", "--help"),
+        ("diff", "--help"),
+        ("serve", "--help"),
+        ("--version",),
+    ],
+)
 def test_no_engine_and_no_framework_is_imported_before_it_is_needed(command: Any, arguments: tuple[str, ...]) -> None:
     assert not imported_by(command, *arguments) & HEAVY
 
@@ -76,20 +92,22 @@ def test_without_a_command_it_shows_its_help(command: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(SUMMARIES))
 def test_the_summary_of_each_command_is_the_first_line_of_its_help(name: str) -> None:
-    command: click.Command = importlib.import_module(f"furnace.cli.{name}").command
+    command: click.Command = module_of(name).command
     assert command.name == name
     assert command.get_short_help_str(limit=80) == SUMMARIES[name]
 
 
 @pytest.mark.parametrize("name", sorted(SUMMARIES))
 def test_every_option_of_every_command_has_help(name: str) -> None:
-    command: click.Command = importlib.import_module(f"furnace.cli.{name}").command
+    command: click.Command = module_of(name).command
     assert all(option.help for option in command.params if isinstance(option, click.Option))
 
 
 def test_every_command_module_is_listed() -> None:
     package = Path(importlib.import_module("furnace.cli.entry").__file__ or "").parent
-    with_command = {path.stem for path in package.glob("*.py") if "\n@click.command(" in path.read_text()}
+    with_command = {
+        path.stem.replace("_", "-") for path in package.glob("*.py") if "\n@click.command(" in path.read_text()
+    }
     assert with_command == set(SUMMARIES)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from furnace.bench.answer import Answer, Body, error_message
-from furnace.bench.connection import Clock, ConnectionPool, LostConnectionError
+from furnace.bench.connection import Clock, ConnectionPool, LostConnectionError, Receiver
 from furnace.bench.errors import BenchError, TargetError
 from furnace.bench.plan import Endpoint, Plan, Target
 from furnace.bench.prompts import Request
@@ -79,7 +79,7 @@ class Client:
         answer = Answer(sample)
         try:
             async with asyncio.timeout(self._plan.timeout):
-                await self._pool.exchange(data, answer)
+                await self.exchange(data, answer)
         except LostConnectionError as error:
             sample.failure = UNREACHABLE if error.unanswered else "truncated"
             sample.message = str(error)
@@ -90,12 +90,29 @@ class Client:
         sample.ended = self._clock()
         return sample
 
+    def post(self, endpoint: Endpoint, fields: dict[str, Any]) -> bytes:
+        """A request that asks an endpoint for a stream."""
+        body = msgspec.json.encode({"model": self.model, **fields})
+        head = (
+            f"POST {self._base}{_PATHS[endpoint]} HTTP/1.1\r\n{self._headers}"
+            f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+        """Send what ``post`` made, and wait for the end of the answer.
+
+        Raises:
+            LostConnectionError: no connection can be had, or it ended before the answer did.
+        """
+        await self._pool.exchange(request, receiver)
+
     def close(self) -> None:
         """Close the idle connections."""
         self._pool.close()
 
     def _encode(self, request: Request) -> bytes:
-        fields: dict[str, Any] = {"model": self.model}
+        fields: dict[str, Any] = {}
         if self._plan.endpoint == "chat":
             fields["messages"] = [{"role": "user", "content": request.prompt}]
         else:
@@ -106,9 +123,4 @@ class Client:
         fields["stream_options"] = {"include_usage": True}
         if self.ignore_eos:
             fields["ignore_eos"] = True
-        body = msgspec.json.encode(fields)
-        head = (
-            f"POST {self._base}{_PATHS[self._plan.endpoint]} HTTP/1.1\r\n{self._headers}"
-            f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
+        return self.post(self._plan.endpoint, fields)

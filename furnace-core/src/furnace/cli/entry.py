@@ -15,7 +15,13 @@ __all__ = ["cli", "main"]
 
 SUMMARIES = {
     "bench": "Put load on an OpenAI endpoint and time its streams.",
+    "chat": "Talk to a model on the terminal.",
+    "check": "Check that an engine keeps the contracts.",
+    "completion": "Print what makes a shell complete furnace's commands.",
+    "diff": "Compare two engines on the same prompts.",
+    "doctor": "Say what is installed and whether it works.",
     "engines": "List the installed engines.",
+    "new-engine": "Make a package for an engine of your own.",
     "replay": "Run a record of the scheduler again.",
     "serve": "Serve models on the OpenAI API.",
 }

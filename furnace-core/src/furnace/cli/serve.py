@@ -15,10 +15,11 @@ import click
 import msgspec
 
 from furnace.cli.progress import LoadProgress
-from furnace.cli.state import debug_option
+from furnace.cli.spec_completion import complete_scheme
+from furnace.cli.state import CliState, debug_option
 from furnace.config import LOG_FORMATS, LOG_LEVELS, ConfigError, ServeConfig, assign_options
 from furnace.contracts import LlmEngine, Progress
-from furnace.plugins import EngineSpec, load_engine
+from furnace.plugins import EngineSpec, load_engine, load_plugins
 from furnace.plugins.registry import find_engine
 from furnace.telemetry.logs import LogStream, set_up_logging
 from furnace.telemetry.otlp import tracer_provider_from_environment
@@ -39,6 +40,7 @@ _MANY_DESCRIPTORS = 65_536
     multiple=True,
     envvar="FURNACE_SERVE_ENGINE",
     metavar="[NAME=]SPEC",
+    shell_complete=complete_scheme,
     help="A model, such as torch:tiny-lm. Repeatable.",
 )
 @click.option(
@@ -122,7 +124,27 @@ _MANY_DESCRIPTORS = 65_536
     help="Write what the scheduler does, without any text; `furnace replay` runs it again.",
 )
 @click.option("--record-tokens", is_flag=True, help="Put the token ids of prompts and outputs in the record too.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="What to log.")
+@click.option(
+    "--plugins/--no-plugins",
+    default=True,
+    show_default=True,
+    help="Load what is installed besides engines: observers, routes, metrics.",
+)
+@click.option(
+    "--disable-plugin",
+    "disabled_plugins",
+    multiple=True,
+    envvar="FURNACE_SERVE_DISABLE_PLUGIN",
+    metavar="NAME",
+    help="An installed plugin that is not loaded. Repeatable.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default=lambda: "debug" if click.get_current_context().ensure_object(CliState).debug else "info",
+    show_default="info; debug with --debug",
+    help="What to log.",
+)
 @click.option(
     "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="json: one object a line."
 )
@@ -149,7 +171,7 @@ def serve(config: ServeConfig) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        PluginError: nobody brings a scheme, or several do.
+        PluginError: nobody brings a scheme, or several do; or a plugin of the HTTP process does not fit.
         ServerError: the address can't be had, or an engine can't be loaded or started; the cause says why.
     """
     for spec in config.engines:
@@ -188,6 +210,7 @@ def serve(config: ServeConfig) -> None:
             loop="asyncio" if config.in_process else "uvloop",
             allowed_hosts=config.allowed_hosts,
             tracer_provider=traces,
+            plugins=load_plugins(config.disabled_plugins) if config.plugins else (),
         )
         for spec in config.engines:
             report = partial(_report, progress, spec.name or spec.model)
