@@ -1,0 +1,1 @@
+"""Checks of an engine: what the server relies on."""

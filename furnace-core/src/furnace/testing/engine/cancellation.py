@@ -1,0 +1,247 @@
+"""Requests that are left: the engine stops within one step, whatever phase they are in, and holds nothing of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+from furnace.contracts import Failed, GenerateRequest, Generation
+from furnace.testing.conformance import Conformance, engine_check
+from furnace.testing.engine.client import Client
+from furnace.testing.verdict import Inapplicable, require
+
+__all__ = ["CancellationChecks"]
+
+_STEPS = 3
+"""A step that runs, one that was planned already, and one for the command to arrive."""
+
+
+class CancellationChecks(Conformance):
+    """``aclose``, and generations that are dropped."""
+
+    @engine_check
+    async def test_a_request_that_was_just_admitted_can_be_cancelled(self, client: Client) -> None:
+        """``aclose`` right after ``generate``, before anything is read."""
+        generation = await client.submit(client.ask(max_tokens=None))
+        await generation.aclose()
+        await _stopped(client, generation, "right after generate()")
+
+    @engine_check
+    async def test_a_prefill_can_be_cancelled(self, client: Client) -> None:
+        """A long prompt is left while it is read."""
+        prompt = client.tokens(client.engine.max_context * 3 // 4, "long")
+        for turns in (1, 3):
+            generation = await client.submit(client.ask(prompt, max_tokens=None))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await generation.aclose()
+            await _stopped(client, generation, "during the prefill of a long prompt")
+
+    @engine_check
+    async def test_a_stream_that_is_read_can_be_cancelled(self, client: Client) -> None:
+        """``aclose`` after a few pieces."""
+        generation = await client.submit(client.ask(max_tokens=None))
+        await client.read_texts(generation, 3)
+        await generation.aclose()
+        await _stopped(client, generation, "in the middle of a stream")
+
+    @engine_check
+    async def test_a_stream_that_nobody_reads_can_be_cancelled(self, client: Client) -> None:
+        """``aclose`` while events pile up."""
+        generation = await client.submit(client.ask(max_tokens=None))
+        await client.answer(client.ask("Meanwhile", max_tokens=6))
+        await generation.aclose()
+        await _stopped(client, generation, "while nobody read it")
+
+    @engine_check
+    async def test_a_request_in_the_queue_can_be_cancelled(self, client: Client) -> None:
+        """Many requests at once; the last ones are left before their turn, the first ones finish."""
+        generations = [await client.submit(client.ask(max_tokens=8, salt=str(place))) for place in range(24)]
+        left = generations[12:]
+        for generation in left:
+            await generation.aclose()
+        counts = [generation.usage.completion_tokens for generation in left]
+        for generation in generations[:12]:
+            _ = (await client.read(generation)).finished
+        await client.settle()
+        for generation, count in zip(left, counts, strict=True):
+            require(not await generation.batch(), "a request that was cancelled in the queue still got events")
+            require(
+                generation.usage.completion_tokens - count <= _STEPS,
+                f"a request that was cancelled with {count} tokens went on to {generation.usage.completion_tokens}. "
+                "Take it out of the queue: it must never run.",
+            )
+
+    @engine_check
+    async def test_a_waiting_batch_ends_with_aclose(self, client: Client) -> None:
+        """A task that waits for events gets an empty list when another one closes the generation."""
+        generation = await client.submit(client.ask(max_tokens=None))
+        await client.read_texts(generation, 1)
+
+        async def drain() -> None:
+            while await generation.batch():
+                pass
+
+        reader = asyncio.create_task(drain())
+        await asyncio.sleep(0)
+        await generation.aclose()
+        try:
+            await asyncio.wait_for(reader, 20)
+        except TimeoutError:
+            require(False, "batch() still waits after aclose(). Wake it, and let it return an empty list.")
+        await client.settle()
+
+    @engine_check
+    async def test_a_dropped_generation_is_cancelled(self, client: Client) -> None:
+        """The last reference goes away, unread and half read."""
+        for pieces in (0, 2):
+            generation = await client.submit(client.ask(max_tokens=None))
+            await client.read_texts(generation, pieces)
+            del generation
+            gc.collect()
+            before = client.engine.stats()
+            stats = await client.settle()
+            if stats is None or before is None:
+                await client.works("a generation was dropped")
+                raise Inapplicable("the engine has no stats(), so that nobody sees whether it stopped")
+            require(
+                stats.steps - before.steps <= _STEPS,
+                "a generation was dropped and not cancelled. Cancel in its __del__, and let nothing of the engine "
+                "hold it.",
+            )
+
+    @engine_check
+    async def test_closing_twice_is_fine(self, client: Client) -> None:
+        """``aclose`` again, at the same time, and after the end."""
+        generation = await client.submit(client.ask(max_tokens=None))
+        await client.read_texts(generation, 1)
+        await asyncio.gather(generation.aclose(), generation.aclose())
+        await generation.aclose()
+        require(not await generation.batch(), "after aclose() batch() must return an empty list")
+        finished = await client.submit(client.ask(max_tokens=2))
+        answer = await client.read(finished)
+        await finished.aclose()
+        await finished.aclose()
+        require(finished.usage == answer.usage, "aclose() after the end changed usage")
+        await client.settle()
+
+    @engine_check
+    async def test_cancelling_one_leaves_the_others(self, client: Client) -> None:
+        """Of six streams every second one is left; the others finish with what they get alone."""
+        requests = [client.ask(f"Story number {place}", max_tokens=20 + place) for place in range(6)]
+        alone = [await client.answer(request) for request in requests]
+        generations = [await client.submit(request) for request in requests]
+        readers = [asyncio.create_task(client.read(generation)) for generation in generations[::2]]
+        for place, generation in enumerate(generations[1::2]):
+            await client.read_texts(generation, place)
+            await generation.aclose()
+        for expected, reader in zip(alone[::2], readers, strict=True):
+            answer = await reader
+            require(
+                answer.usage.completion_tokens == expected.usage.completion_tokens,
+                f"after others were cancelled a stream has {answer.usage.completion_tokens} tokens, alone it has "
+                f"{expected.usage.completion_tokens}",
+            )
+            if client.can.deterministic:
+                require(
+                    answer.text == expected.text,
+                    f"after others were cancelled a stream says {answer.text!r}, alone {expected.text!r}",
+                )
+        await client.settle()
+
+    @engine_check
+    async def test_cancelled_requests_leave_no_place_taken(self, client: Client) -> None:
+        """More requests than any engine runs at once are cancelled, in every phase; then new ones are served."""
+        for turn in range(8):
+            generations = [await client.submit(client.ask(max_tokens=None, salt=str(place))) for place in range(16)]
+            for place, generation in enumerate(generations):
+                if place % 4 == turn % 4:
+                    await client.read_texts(generation, 1)
+                await generation.aclose()
+        await client.settle()
+        for _ in range(2):
+            await client.works("128 requests were cancelled")
+
+    @engine_check
+    async def test_a_task_that_is_cancelled_in_generate_leaves_nothing(self, client: Client) -> None:
+        """The client goes away while ``generate`` runs."""
+        before = await client.settle()
+        for turns in range(4):
+            task = asyncio.create_task(client.submit(client.ask("A prompt to be read. " * 8, max_tokens=None)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                generation = await task
+                await generation.aclose()
+            del task
+        gc.collect()
+        after = await client.settle()
+        require(
+            before is None or after is None or after.finished == before.finished,
+            "a task was cancelled in generate(), and its request ran to its end. Undo the admission when generate() is "
+            "cancelled.",
+        )
+        await client.works("tasks were cancelled in generate()")
+
+    @engine_check
+    async def test_a_cancelled_request_is_not_computed_on(self, client: Client) -> None:
+        """After ``aclose`` its count of tokens stands still, while another stream goes on."""
+        companion = await client.submit(client.ask("Companion", max_tokens=200))
+        generation = await client.submit(client.ask(max_tokens=None))
+        await client.read_texts(generation, 2)
+        await generation.aclose()
+        # What was under way at that moment may still be counted.
+        await client.read_texts(companion, 3)
+        before = generation.usage.completion_tokens
+        await client.read(companion)
+        require(
+            generation.usage.completion_tokens <= before + 1,
+            f"a cancelled request went from {before} to {generation.usage.completion_tokens} tokens while another one "
+            "ran. Stop within one step.",
+        )
+        await client.settle()
+
+    @engine_check
+    async def test_a_request_does_not_wait_beyond_its_deadline(self, client: Client) -> None:
+        """Behind requests that fill the engine, one that may not wait gets its last event alone, or starts at once."""
+        request = client.ask(max_tokens=4)
+        late = GenerateRequest(input=request.input, params=request.params, deadline=1e-9)
+        busy = [await client.submit(client.ask(max_tokens=None, salt=str(place))) for place in range(40)]
+        first = await client.read_texts(busy[0], 1)
+        _ = first.started
+        whole = client.engine.max_context - first.started.prompt_tokens
+        waiting = await client.submit(late)
+        begin = await waiting.batch()
+        ended = sum(generation.usage.completion_tokens >= whole for generation in busy)
+        if begin and isinstance(begin[0], Failed):
+            require(
+                begin[0].error.code == "engine_busy",
+                f"a request that waited longer than its deadline failed with code {begin[0].error.code!r}. It is "
+                "engine_busy.",
+            )
+            require(len(begin) == 1, "a request that dies in the queue has only its last event")
+        else:
+            require(
+                not ended,
+                f"a request with a deadline of 1e-9 s began after {ended} long ones had ended. Send Failed with code "
+                "engine_busy to what waits longer than GenerateRequest.deadline.",
+            )
+        for generation in (waiting, *busy):
+            await generation.aclose()
+        await client.settle()
+
+
+async def _stopped(client: Client, generation: Generation, when: str) -> None:
+    """After ``aclose`` the generation gives nothing, and the engine stops within a step."""
+    stats = client.engine.stats()
+    require(not await generation.batch(), f"a request cancelled {when} gave events after aclose()")
+    settled = await client.settle()
+    if stats is not None and settled is not None:
+        require(
+            settled.steps - stats.steps <= _STEPS,
+            f"a request was cancelled {when}, and the engine made {settled.steps - stats.steps} further steps for it. "
+            "Stop within one step.",
+        )
+    await client.works(f"a request was cancelled {when}")

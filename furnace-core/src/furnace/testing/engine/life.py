@@ -1,0 +1,199 @@
+"""Starting, closing, and several engines in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from furnace.contracts import (
+    EngineUnavailableError,
+    Failed,
+    Finished,
+    Health,
+    HealthState,
+    LlmEngine,
+    SchedulerStats,
+)
+from furnace.testing.conformance import Conformance, engine_check
+from furnace.testing.engine.client import Client
+from furnace.testing.threads import LoopThread
+from furnace.testing.verdict import ConformanceError, fail, refused, require
+
+__all__ = ["LifeChecks"]
+
+_THREAD_SECONDS = 10.0
+
+
+class LifeChecks(Conformance):
+    """From ``start`` to ``aclose``."""
+
+    @engine_check
+    async def test_a_running_engine_says_what_it_is(self, client: Client) -> None:
+        """Name, context, capabilities and health make sense, and do not change."""
+        engine = client.engine
+        require(
+            isinstance(engine.name, str) and engine.name, f"name is {engine.name!r}. Give the id that clients ask for."
+        )
+        most = engine.max_context
+        require(isinstance(most, int) and most >= 2, f"max_context is {most!r}. A prompt and a token need 2 at least.")
+        health = engine.health()
+        require(
+            isinstance(health, Health) and health.state is not HealthState.DEAD,
+            f"health() of a running engine is {health}. Report ready, or degraded with a reason.",
+        )
+        require(
+            health.state is HealthState.READY or health.reason,
+            "a degraded engine must say why in Health.reason",
+        )
+        same = (engine.name, engine.max_context, engine.capabilities) == (engine.name, most, client.can)
+        require(same, "name, max_context or capabilities changed while the engine ran")
+        stats = engine.stats()
+        require(stats is None or isinstance(stats, SchedulerStats), f"stats() returned {type(stats).__name__}")
+
+    @engine_check
+    async def test_an_engine_serves_only_between_start_and_aclose(self, client: Client) -> None:
+        """``generate`` before ``start`` and after ``aclose`` is an ``EngineUnavailableError``."""
+        engine = await asyncio.to_thread(self.make_engine)
+        request = client.ask(max_tokens=2)
+        with refused(EngineUnavailableError, "generate() before start()"):
+            await engine.generate(request)
+        await engine.start()
+        _ = (await Client(engine).answer(request)).finished
+        await engine.aclose()
+        with refused(EngineUnavailableError, "generate() after aclose()"):
+            await engine.generate(request)
+
+    @engine_check
+    async def test_closing_twice_or_without_start_is_fine(self, client: Client) -> None:
+        """``aclose`` is idempotent, also at the same time, and needs no ``start``."""
+        engine = await asyncio.to_thread(self.make_engine)
+        await engine.aclose()
+        await engine.aclose()
+        async with _started(self) as second:
+            await Client(second).works("start()")
+            await asyncio.gather(second.aclose(), second.aclose())
+            await second.aclose()
+        await client.works("another engine was closed")
+
+    @engine_check
+    async def test_closing_ends_what_runs(self, client: Client) -> None:
+        """``aclose`` gives every open generation its last event, read or not, running or waiting."""
+        async with _started(self) as engine:
+            other = Client(engine)
+            generations = [await other.submit(other.ask(max_tokens=None, salt=str(place))) for place in range(8)]
+            begun = await other.read_texts(generations[0], 2)
+            reader = asyncio.create_task(other.read(generations[1]))
+            await asyncio.sleep(0)
+            await engine.aclose()
+            answers = [await reader]
+            for generation in (generations[0], *generations[2:]):
+                answers.append(await other.read(generation))
+            answers[1].events[:0] = begun.events
+            for answer in answers:
+                last = answer.events[-1] if answer.events else None
+                require(
+                    isinstance(last, Failed | Finished),
+                    f"after aclose() a stream ended with {last} and no last event. Send Failed with code "
+                    "shutting_down.",
+                )
+                if isinstance(last, Failed):
+                    require(
+                        last.error.code in ("shutting_down", "engine_unavailable"),
+                        f"aclose() ended a stream with code {last.error.code!r}. It is shutting_down.",
+                    )
+        await client.works("another engine was closed")
+
+    @engine_check
+    async def test_a_draining_engine_finishes_what_runs(self, client: Client) -> None:
+        """After ``drain`` open streams go on to their end."""
+        async with _started(self) as engine:
+            other = Client(engine)
+            generation = await other.submit(other.ask(max_tokens=20))
+            engine.drain()
+            answer = await other.read(generation)
+            last = answer.events[-1] if answer.events else None
+            require(isinstance(last, Finished), f"after drain() a running stream ended with {last}. Let it finish.")
+        await client.works("another engine was drained")
+
+    @engine_check
+    async def test_two_engines_in_one_process_keep_apart(self, client: Client) -> None:
+        """A second engine answers as the first one does, at the same time; closing it does not touch the first."""
+        requests = [client.ask(f"Engine {place}", max_tokens=12) for place in range(3)]
+        due = [await client.answer(request) for request in requests]
+        async with _started(self) as engine:
+            other = Client(engine)
+            both = await asyncio.gather(client.answers(requests), other.answers(requests))
+            for answers, which in zip(both, ("the first", "the second"), strict=True):
+                for answer, expected in zip(answers, due, strict=True):
+                    require(
+                        answer.usage.completion_tokens == expected.usage.completion_tokens,
+                        f"with two engines in the process {which} gives {answer.usage}; alone it gave {expected.usage}",
+                    )
+                    if client.can.deterministic:
+                        require(
+                            answer.text == expected.text,
+                            f"with two engines in the process {which} says {answer.text!r}, alone {expected.text!r}. "
+                            "Keep state in the engine, not in its module or class.",
+                        )
+        await client.works("a second engine was closed")
+
+    @engine_check
+    async def test_closing_ends_the_threads(self, client: Client) -> None:
+        """After ``aclose`` no thread and no task of the engine is left."""
+        before, tasks = set(threading.enumerate()), asyncio.all_tasks()
+        async with _started(self) as engine:
+            await Client(engine).works("start()")
+        for task in asyncio.all_tasks() - tasks:
+            await asyncio.wait([task], timeout=_THREAD_SECONDS)
+            require(task.done(), f"after aclose() {task.get_name()} still runs: {task.get_coro()}. End it in aclose().")
+        for left in set(threading.enumerate()) - before:
+            if left.name.startswith("asyncio_"):
+                continue  # of the loop, which goes on
+            await asyncio.to_thread(left.join, _THREAD_SECONDS)
+            require(
+                not left.is_alive(),
+                f"after aclose() the thread {left.name!r} still runs. End in aclose() what start() began, and wait "
+                "for it.",
+            )
+        await client.works("another engine was closed")
+
+    def test_an_engine_works_on_any_thread(self) -> None:
+        """Loaded in one thread, it runs on the event loop of another, twice one after the other."""
+        for turn in range(2):
+            engine = self.make_engine()
+            loop = LoopThread(f"furnace-testing-any-{turn}")
+
+            async def serve(engine: LlmEngine = engine) -> None:
+                await engine.start()
+                try:
+                    await Client(engine).works("start() on a thread that is not the main one")
+                finally:
+                    await engine.aclose()
+
+            try:
+                loop.call(serve(), limit=self.patience, what="An engine on a thread that is not the main one")
+            except ConformanceError:
+                raise
+            except Exception as error:
+                fail(
+                    f"an engine that was loaded in one thread and started in another raised {type(error).__name__}: "
+                    f"{error}. Make in start() what belongs to a thread."
+                )
+            finally:
+                loop.end()
+
+
+@asynccontextmanager
+async def _started(kit: Conformance) -> AsyncIterator[LlmEngine]:
+    """A further engine, running."""
+    engine = await asyncio.to_thread(kit.make_engine)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        try:
+            await engine.aclose()
+        except Exception as error:
+            fail(f"aclose() raised {type(error).__name__}: {error}. It is idempotent, and ends everything.")

@@ -1,0 +1,158 @@
+"""Seeds, greedy decoding, and what decides the next token."""
+
+from __future__ import annotations
+
+from furnace.contracts import ChatInput, GenerateRequest, Message, SamplingParams
+from furnace.testing.conformance import Conformance, engine_check
+from furnace.testing.engine.client import Client
+from furnace.testing.golden_logits import MODEL, golden_cases
+from furnace.testing.verdict import Inapplicable, require
+
+__all__ = ["SamplingChecks"]
+
+
+class SamplingChecks(Conformance):
+    """What is declared to be repeatable is, and parameters are honoured."""
+
+    @engine_check
+    async def test_greedy_output_is_the_same_alone_and_in_company(self, client: Client) -> None:
+        """Where ``deterministic`` is declared: alone, again, and beside other requests of all lengths."""
+        _need_determinism(client)
+        await _alone_and_in_company(client, {"temperature": 0.0})
+
+    @engine_check
+    async def test_seeded_output_is_the_same_alone_and_in_company(self, client: Client) -> None:
+        """The same for sampled output with a seed."""
+        _need_determinism(client)
+        if not client.can.seed:
+            raise Inapplicable("seed is not declared")
+        await _alone_and_in_company(client, {"temperature": 1.0, "seed": 1234})
+
+    @engine_check
+    async def test_a_seed_makes_sampling_repeatable(self, client: Client) -> None:
+        """The same seed gives the same text; other seeds and other choices do not always."""
+        if not client.can.seed:
+            raise Inapplicable("seed is not declared")
+        texts = [
+            (await client.answer(client.ask(temperature=2.0, seed=seed, max_tokens=24))).text
+            for seed in (1, 1, 2, 3, 4, 5, 6)
+        ]
+        if client.can.deterministic:
+            require(texts[0] == texts[1], f"seed=1 gave {texts[0]!r} and then {texts[1]!r}. Draw from the seed alone.")
+        greedy = (await client.answer(client.ask(max_tokens=24))).text
+        if len(set(texts)) == 1 and texts[0] == greedy:
+            raise Inapplicable("the model is so sure that no seed changes its text")
+        require(len(set(texts)) > 1, f"six seeds gave the one text {texts[0]!r}. Use SamplingParams.seed.")
+
+    @engine_check
+    async def test_choices_with_one_seed_differ(self, client: Client) -> None:
+        """n choices share the seed; their number makes them differ."""
+        if not client.can.seed:
+            raise Inapplicable("seed is not declared")
+        requests = [client.ask(temperature=2.0, seed=5, choice=choice, max_tokens=24) for choice in range(6)]
+        texts = [(await client.answer(request)).text for request in requests]
+        seeds = [(await client.answer(client.ask(temperature=2.0, seed=seed, max_tokens=24))).text for seed in range(6)]
+        if len(set(seeds)) == 1:
+            raise Inapplicable("the model is so sure that no seed changes its text")
+        require(
+            len(set(texts)) > 1, f"six choices with one seed gave the one text {texts[0]!r}. Draw from seed and choice."
+        )
+
+    @engine_check
+    async def test_output_goes_on_where_a_prompt_ends(self, client: Client) -> None:
+        """A chat and the beginning of its answer as a prompt: the next tokens are those of the answer."""
+        if not (client.can.chat and client.can.completions):
+            raise Inapplicable("chat and completions are not both declared")
+        right = 0
+        for text in ("Tell me a story", "Hello", "What is a dog?"):
+            chat = ChatInput([Message("user", text)])
+            prompt = await client.service.tokenize(chat)
+            params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+            answer = await client.answer(GenerateRequest(input=chat, params=params))
+            if len(answer.tokens) < 10:
+                raise Inapplicable("the engine reports no token ids")
+            onward = await client.answer(client.ask([*prompt, *answer.tokens[:6]], max_tokens=4))
+            right += onward.tokens == answer.tokens[6:]
+        require(
+            right > 0,
+            "three answers were cut after 6 tokens and given as prompts, and none went on as it had. A decoded token "
+            "and a token of a prompt at the same place must mean the same: check positions and what a token may see.",
+        )
+
+    @engine_check
+    async def test_a_logit_bias_of_100_decides(self, client: Client) -> None:
+        """A token with a bias of 100 is picked, one with -100 is not."""
+        plain = await client.answer(client.ask(max_tokens=8))
+        if not plain.tokens:
+            raise Inapplicable("the engine reports no token ids")
+        wanted, first = plain.tokens[-1], plain.tokens[0]
+        biased = await client.answer(client.ask(max_tokens=5, logit_bias={wanted: 100.0}))
+        require(
+            biased.tokens.count(wanted) >= 4,
+            f"with logit_bias={{{wanted}: 100}} the tokens are {biased.tokens}. Add the bias to the logits before you "
+            "pick.",
+        )
+        banned = await client.answer(client.ask(max_tokens=1, logit_bias={first: -100.0}))
+        require(
+            first not in banned.tokens,
+            f"with logit_bias={{{first}: -100}} token {first} was picked all the same",
+        )
+
+    @engine_check
+    async def test_tiny_lm_says_the_references_tokens(self, client: Client) -> None:
+        """For engines that load checkpoints: the most likely token after known texts."""
+        spec = (self.spec or "").partition("?")[0]
+        if not spec.endswith(f":{MODEL}"):
+            raise Inapplicable(f"the model is not {MODEL}, whose answers are known")
+        for case in golden_cases():
+            last = case.top[-1]
+            close = last.logits[0] - last.logits[1] <= 2 * self.golden_tolerance * last.logits[0]
+            if len(case.tokens) >= client.engine.max_context or close:
+                continue
+            answer = await client.answer(client.ask(case.tokens, max_tokens=1, endless=False))
+            if not answer.tokens:
+                raise Inapplicable("the engine reports no token ids")
+            require(
+                answer.tokens == case.argmax[-1:],
+                f"after a prompt of {len(case.tokens)} tokens tiny-lm's most likely token is {case.argmax[-1]}, but "
+                f"the engine picked {answer.tokens}",
+            )
+
+    @engine_check
+    async def test_the_most_likely_token_is_what_greedy_means(self, client: Client) -> None:
+        """``temperature=0`` and ``top_k=1`` pick the same tokens."""
+        greedy = await client.repeatable(client.ask(max_tokens=16))
+        narrow = await client.answer(client.ask(max_tokens=16, temperature=1.0, top_k=1, seed=3))
+        if not client.can.deterministic and greedy.text != narrow.text:
+            raise Inapplicable("the engine does not promise the same logits twice")
+        require(
+            greedy.text == narrow.text,
+            f"temperature=0 gives {greedy.text!r}, top_k=1 {narrow.text!r}. Both are the most likely token each time.",
+        )
+
+
+def _need_determinism(client: Client) -> None:
+    if not client.can.deterministic:
+        raise Inapplicable("deterministic is not declared")
+
+
+async def _alone_and_in_company(client: Client, params: dict[str, float | int]) -> None:
+    temperature, seed = params["temperature"], params.get("seed")
+    request = client.ask("There was a time", max_tokens=32, temperature=temperature, seed=seed)
+    alone = await client.answer(request)
+    again = await client.answer(request)
+    require(
+        alone.tokens == again.tokens and alone.text == again.text,
+        f"the same request gave {alone.text!r} and then {again.text!r}, but deterministic is declared",
+    )
+    company = [
+        client.ask("x " * (3 + 11 * place), max_tokens=4 + 9 * place, salt=f"company {place}", temperature=1.0)
+        for place in range(5)
+    ]
+    answers = await client.answers([*company[:2], request, *company[2:], request])
+    for answer in (answers[2], answers[6]):
+        require(
+            answer.tokens == alone.tokens and answer.text == alone.text,
+            f"beside others a request gives {answer.text!r}, alone {alone.text!r}. Declare deterministic only when a "
+            "token depends on model, prompt, params, seed, choice and position alone.",
+        )

@@ -1,0 +1,27 @@
+"""The class to subclass for an engine."""
+
+from __future__ import annotations
+
+from furnace.testing.engine.cancellation import CancellationChecks
+from furnace.testing.engine.events import EventChecks
+from furnace.testing.engine.life import LifeChecks
+from furnace.testing.engine.load import LoadChecks
+from furnace.testing.engine.refusals import RefusalChecks
+from furnace.testing.engine.sampling import SamplingChecks
+from furnace.testing.engine.text import TextChecks
+from furnace.testing.steps import StepModelConformance
+
+__all__ = ["EngineConformance"]
+
+
+class EngineConformance(
+    LifeChecks,
+    EventChecks,
+    CancellationChecks,
+    RefusalChecks,
+    TextChecks,
+    SamplingChecks,
+    LoadChecks,
+    StepModelConformance,
+):
+    """Checks an engine, and the step model below it if furnace schedules it: give a ``spec``."""

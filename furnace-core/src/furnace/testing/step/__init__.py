@@ -1,0 +1,1 @@
+"""Checks of a step model: what the scheduler relies on."""

@@ -1,0 +1,109 @@
+"""The kit finds every planted fault by the test that is meant for it, and correct models and engines pass all."""
+
+from __future__ import annotations
+
+import pytest
+
+from furnace.contracts import BatchStepModel, ForkKind, LlmEngine, StepModel
+from furnace.runtime import Scheduled
+from furnace.testing import BatchStepModelConformance, EngineConformance, StepModelConformance
+from furnace.testing.engine import client, life
+from furnace.testing.step import failures
+from furnace.testing.step.values import ValueChecks
+from furnace.testing.verdict import ConformanceError
+from furnace.testing.wrong import Wrong, wrong_models
+from furnace.testing.wrong.little_batch import LittleBatchModel
+from furnace.testing.wrong.little_engine import LittleEngine, little_pipeline
+from furnace.testing.wrong.little_step import LittleStepModel
+from furnace.testing.wrong.little_variants import LittleNoisyModel, LittleRecurrentModel
+from furnace.testing.wrong.tiny_llama import TinyLlama
+
+KITS = {kit.__name__: kit for kit in (StepModelConformance, BatchStepModelConformance, EngineConformance)}
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never comes is not waited for as long as with an engine of which nobody knows what it does."""
+    monkeypatch.setattr(client, "_SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(life, "_THREAD_SECONDS", 1.0)
+    monkeypatch.setattr(failures, "_THREAD_SECONDS", 1.0)
+
+
+def kit_of(wrong: Wrong) -> type[BatchStepModelConformance]:
+    make = "make_engine" if wrong.kit == "EngineConformance" else "make_model"
+    # What hangs by its fault needs no long patience; a real model, read wrongly, needs some.
+    patience = 60.0 if issubclass(wrong.make, TinyLlama) else 4.0
+    return type(wrong.name, (KITS[wrong.kit],), {make: lambda self: wrong.make(), "patience": patience})
+
+
+@pytest.mark.parametrize("wrong", wrong_models(), ids=lambda wrong: wrong.name)
+def test_a_fault_is_found_by_the_test_that_is_meant_for_it(wrong: Wrong) -> None:
+    kit = kit_of(wrong)
+    kit.setup_class()
+    try:
+        with pytest.raises(ConformanceError) as found:
+            getattr(kit(), wrong.test)()
+    finally:
+        kit.teardown_class()
+    # A sentence that says what to do, not a bare name.
+    assert len(str(found.value).split()) > 5
+
+
+@pytest.mark.parametrize("test", [name for name in dir(ValueChecks) if "tiny_lm" in name])
+def test_a_model_that_reads_tiny_lm_rightly_has_the_references_numbers(test: str) -> None:
+    class Kit(StepModelConformance):
+        def make_model(self) -> StepModel:
+            return TinyLlama()
+
+    kit = Kit()
+    kit.setup_class()
+    getattr(kit, test)()
+    kit.teardown_class()
+
+
+class TestLittleStepModel(StepModelConformance):
+    def make_model(self) -> StepModel:
+        return LittleStepModel()
+
+
+class TestLittleBatchModel(BatchStepModelConformance):
+    def make_model(self) -> BatchStepModel:
+        return LittleBatchModel()
+
+
+class TestLittleModelThatCopies(BatchStepModelConformance):
+    def make_model(self) -> BatchStepModel:
+        return LittleBatchModel(
+            limits={"fork": ForkKind.COPY, "max_decode_tokens": 1, "grid": 1, "kv_block": 1},
+            can={"rewind": False, "hidden": False, "all_logits": False},
+        )
+
+
+class TestLittleNoisyModel(BatchStepModelConformance):
+    def make_model(self) -> BatchStepModel:
+        return LittleNoisyModel()
+
+
+class TestLittleRecurrentModel(BatchStepModelConformance):
+    def make_model(self) -> BatchStepModel:
+        return LittleRecurrentModel()
+
+
+class TestLittleEngine(EngineConformance):
+    def make_engine(self) -> LlmEngine:
+        return LittleEngine()
+
+
+class TestScheduledStepModel(EngineConformance):
+    def make_engine(self) -> LlmEngine:
+        return Scheduled(LittleStepModel(), little_pipeline())
+
+
+class TestScheduledNoisyModel(EngineConformance):
+    def make_engine(self) -> LlmEngine:
+        return Scheduled(LittleNoisyModel(), little_pipeline())
+
+
+class TestScheduledRecurrentModel(EngineConformance):
+    def make_engine(self) -> LlmEngine:
+        return Scheduled(LittleRecurrentModel(), little_pipeline())
