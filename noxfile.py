@@ -6,6 +6,7 @@ The sessions that need torch share one environment, ``.nox/dev``: it is several 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import zipfile
 from email import message_from_bytes
@@ -18,10 +19,17 @@ nox.options.default_venv_backend = "uv"
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("furnace-core", "furnace-mock", "furnace-openvino", "furnace-torch")
+# In Rust: where there is no cargo it is left out.
+BRIDGE = "furnace-candle-bridge"
 EXAMPLES = Path("docs/examples")
 CORE_DISTRIBUTIONS = Path("tests/packaging/furnace-core-distributions.txt")
 # The profile `ci` of hypothesis has no deadline: a busy machine is not a failure. A test that hangs is one.
 PATIENT = ("--hypothesis-profile=ci", "--timeout=300")
+# What of the tests computes where FURNACE_TORCH_DEVICE says.
+ON_GPU = (
+    *(f"furnace-torch/tests/test_{name}.py" for name in ("decoder", "device_form", "families", "golden_logits")),
+    *("tests/engines", "furnace-core/tests/sampling"),
+)
 # What a part of the benchmarks compares furnace with, in an environment of its own.
 PEERS = {"http": ("fastapi", "httptools", "litserve", "uvicorn", "uvloop")}
 BIN = "Scripts" if sys.platform == "win32" else "bin"
@@ -30,7 +38,7 @@ BIN = "Scripts" if sys.platform == "win32" else "bin"
 @nox.session(reuse_venv=True, default=False)
 def dev(session: nox.Session) -> None:
     """The environment that lint, tests and examples share: all packages editable, torch, and the tools."""
-    packages = [Path(package) for package in PACKAGES]
+    packages = [Path(package) for package in packages_here(session)]
     packages += [project.parent for project in sorted(EXAMPLES.glob("*/pyproject.toml"))]
     editable = [argument for package in packages for argument in ("--editable", f"./{package}")]
     session.install(*editable, *nox.project.dependency_groups(PYPROJECT, "lint", "tests", "references"), "nox")
@@ -45,14 +53,30 @@ def lint(session: nox.Session) -> None:
     run_in_dev(session, "ruff", "check")
     run_in_dev(session, "ruff", "format", "--check")
     run_in_dev(session, "mypy", "--python-executable", str(dev_bin(session) / "python"))
-    run_in_dev(session, "lint-imports")
+    # It looks for packages by importing them, and this one is not installed everywhere.
+    run_in_dev(session, "lint-imports", env={"PYTHONPATH": f"{BRIDGE}/src"})
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
     """Unit tests of every package, and the tests that cross packages; arguments after ``--`` go to pytest."""
-    everything = [*(f"{package}/tests" for package in PACKAGES), "tests", "--ignore=tests/examples"]
+    everything = [*(f"{package}/tests" for package in packages_here(session)), "tests", "--ignore=tests/examples"]
     run_pytest(session, *(session.posargs or everything))
+
+
+@nox.session(venv_backend="none")
+def rust(session: nox.Session) -> None:
+    """The Rust side of furnace-candle-bridge: style, lints, tests; skipped where there is no cargo."""
+    if shutil.which("cargo") is None:
+        session.skip(f"there is no cargo on the PATH: the Rust side of {BRIDGE} is not checked")
+    # As maturin has it, so that what it compiled is compiled once.
+    environment = {"PYO3_BUILD_EXTENSION_MODULE": "1", "PYO3_PYTHON": sys.executable}
+    with session.chdir(f"{BRIDGE}/rust"):
+        session.run("cargo", "fmt", "--all", "--check", external=True)
+        for command in (("clippy", "--all-targets"), ("test",)):
+            what = ("--locked", "--release", "--workspace")
+            lints = ("--", "--deny", "warnings") if command[0] == "clippy" else ()
+            session.run("cargo", *command, *what, *lints, env=environment, external=True)
 
 
 @nox.session(reuse_venv=True)
@@ -79,13 +103,29 @@ def bench(session: nox.Session) -> None:
     run_in_dev(session, "python", "-m", "benchmarks", part, *arguments, env=environment)
 
 
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def gpu(session: nox.Session) -> None:
+    """The tests of furnace-torch on a GPU, and how fast it steps there; skipped where torch sees none."""
+    look = "import torch; print('cuda' if torch.cuda.is_available() else 'mps' * torch.backends.mps.is_available())"
+    found = session.run(str(dev_bin(session) / "python"), "-c", look, silent=True, external=True)
+    device = str(found).strip()
+    if not device:
+        session.skip("torch sees no GPU here: neither CUDA nor a Mac's")
+    environment = {"FURNACE_TORCH_DEVICE": device, "FURNACE_SMOLLM2": str(smollm2(session))}
+    run_in_dev(session, "pytest", *PATIENT, "-k", "torch", *ON_GPU, env=environment)
+    run_in_dev(session, "python", "-m", "benchmarks", "rows", "--device", device, env=environment)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build every package, look into the wheels, and use them in an environment with nothing else."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "build"))
     dist = Path(session.create_tmp()).resolve() / "dist"
-    for package in PACKAGES:
-        session.run("uv", "build", "--quiet", "--clear", "--out-dir", str(dist / package), f"./{package}")
+    # A wheel is made from what was packed into the source distribution, somewhere else: what cargo compiled is shared.
+    environment = {"CARGO_TARGET_DIR": str(Path(BRIDGE, "rust/target").resolve())}
+    for package in packages_here(session):
+        out = str(dist / package)
+        session.run("uv", "build", "--quiet", "--clear", "--out-dir", out, f"./{package}", env=environment)
     artifacts = sorted(path for path in dist.glob("*/*") if path.suffix in {".whl", ".gz"})
     session.run("twine", "check", "--strict", *map(str, artifacts))
 
@@ -106,7 +146,7 @@ def build(session: nox.Session) -> None:
     engines = [str(wheel) for package, wheel in wheels.items() if package != "furnace-core"]
     session.run(*into_fresh, "--no-deps", *engines)
     python = str(fresh / BIN / "python")
-    for module in ("furnace", "furnace_mock", "furnace_openvino", "furnace_torch"):
+    for module in map(module_of, wheels):
         session.run(python, "-c", f"import {module}", external=True)
     session.run(str(fresh / BIN / "furnace"), "--version", external=True)
     session.run(str(fresh / BIN / "furnace"), "engines", external=True)
@@ -127,6 +167,19 @@ def lowest(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Load, faults and time: disconnects, kills, overload, 30 minutes of mixed load; ``-- --help`` has the options."""
     run_in_dev(session, "python", "tests/soak", *session.posargs)
+
+
+def packages_here(session: nox.Session) -> tuple[str, ...]:
+    """The packages that can be built on this machine."""
+    if shutil.which("cargo") is not None:
+        return (*PACKAGES, BRIDGE)
+    session.warn(f"{BRIDGE} is left out: there is no cargo on the PATH")
+    return PACKAGES
+
+
+def module_of(package: str) -> str:
+    """What a package is imported as."""
+    return "furnace" if package == "furnace-core" else package.replace("-", "_")
 
 
 def dev_bin(session: nox.Session) -> Path:
@@ -156,13 +209,15 @@ def wheel_problems(package: str, wheel: Path) -> list[str]:
         names = archive.namelist()
         metadata_name = next(name for name in names if name.endswith(".dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(metadata_name))
-    module = "furnace" if package == "furnace-core" else package.replace("-", "_")
+    module = module_of(package)
     dist_info = metadata_name.removesuffix("METADATA")
     wanted = [f"{module}/__init__.py", f"{module}/py.typed", f"{dist_info}licenses/LICENSE"]
     if package == "furnace-core":
         tiny_lm = Path("furnace-core/src/furnace/checkpoint/tiny_lm")
         wanted += [f"furnace/checkpoint/tiny_lm/{file.name}" for file in tiny_lm.iterdir() if file.is_file()]
         wanted += [f"furnace/checkpoint/tiny_lm/{name}" for name in ("model.safetensors", "tokenizer.json")]
+        templates = Path("furnace-core/src/furnace/scaffold/templates")
+        wanted += [f"furnace/scaffold/templates/{file.name}" for file in templates.iterdir()]
     problems = [f"{name} is missing" for name in wanted if name not in names]
     problems += [f"{name} should not be there" for name in names if not name.startswith((f"{module}/", dist_info))]
     if metadata["License-Expression"] != "Apache-2.0":

@@ -13,6 +13,8 @@ PARTS = {
     "http": "CPU time per streamed token, beside other HTTP servers and without HTTP",
     "prefix": "time to first token of a chat's second turn",
     "engines": "models, beside other inference servers",
+    "memory": "what an engine process holds while it serves",
+    "rows": "how fast furnace-torch steps, in this process",
     "quality": "how far engines are from float32",
 }
 

@@ -32,6 +32,7 @@ public_api_modules = [
     "furnace.telemetry",
     "furnace.plugins",
     "furnace.checkpoint",
+    "furnace.testing",
     "furnace_mock",
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import inspect
 import re
 import runpy
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from furnace.server.apis.completions.types import CompletionRequest
 from furnace.server.app import build_app
 from furnace.server.bounds import Bounds
 from furnace.server.engines import Engines
+from furnace.server.extensions import RESERVED
 from furnace.server.job import StreamOptions
 from furnace.server.traffic import Traffic
 
@@ -34,8 +37,9 @@ CONF = runpy.run_path(str(DOCS / "conf.py"))
 # An entry may end in the one name of a package that is public.
 DESCRIBED = [entry.partition(":")[0] for entry in CONF["public_api_modules"]]
 COMMANDS = cli.list_commands(click.Context(cli))
-# Schemes of this project whose packages are in this repository.
-SCHEMES = ("mock", "openvino", "python", "torch")
+# Schemes of this project whose packages are in this repository. One is written in Rust, and only there where cargo is.
+IN_RUST = ("candle",) if importlib.util.find_spec("furnace_candle_bridge") else ()
+SCHEMES = (*IN_RUST, "mock", "openvino", "python", "torch")
 
 Rows = Callable[[str], dict[str, list[str]]]
 Section = Callable[[str, str], str]
@@ -164,12 +168,42 @@ def test_every_error_is_in_the_tree(base: type[Exception], section: Section) -> 
         assert re.search(rf"\b{kind.__name__}\b", tree)
 
 
-def test_every_hook_is_documented(section: Section) -> None:
-    hooks = [name for name, value in vars(hookspecs).items() if hasattr(value, "furnace_spec")]
+HOOKS = [name for name, value in vars(hookspecs).items() if hasattr(value, "furnace_spec")]
 
-    assert hooks
-    for hook in hooks:
-        assert "entry point" in section("reference/hooks.md", hook)
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_documented(hook: str, section: Section) -> None:
+    text = section("reference/hooks.md", hook)
+    signature = inspect.signature(getattr(hookspecs, hook))
+
+    documented = re.search(rf"^@furnace\.hookimpl\ndef {hook}\((.*)\) -> .*: \.\.\.$", text, re.MULTILINE)
+    assert documented, f"{hook} is not in reference/hooks.md as it is written"
+    assert re.findall(r"(\w+):", documented[1]) == list(signature.parameters)
+    for row in ("entry point", "called", "where", "thread", "must", "an exception"):
+        assert re.search(rf"^\| {row} \| .+ \|$", text, re.MULTILINE), f"{hook} does not say {row}"
+
+
+def test_no_hook_is_documented_that_is_not_there() -> None:
+    page = (DOCS / "reference/hooks.md").read_text()
+
+    assert re.findall(r"^### (\w+)$", page, re.MULTILINE) == HOOKS
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_in_an_example_that_is_shown(hook: str) -> None:
+    shown = "".join(
+        (DOCS / "reference" / target).resolve().read_text()
+        for page in ("reference/hooks.md", "tutorial/3-plugin.md")
+        for target in re.findall(r"{literalinclude} (\S+\.py)", (DOCS / page).read_text())
+    )
+
+    assert f"def {hook}(" in shown
+
+
+def test_every_reserved_part_of_a_path_is_documented(section: Section) -> None:
+    text = section("reference/hooks.md", "furnace_routes")
+
+    assert all(f"`{word}`" in text for word in RESERVED)
 
 
 @pytest.mark.parametrize("name", furnace.__all__)

@@ -24,20 +24,21 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Engine:
-    """A scheme with options, as an operator would choose them."""
+    """A scheme with options, as an operator would choose them, and what only the plugin's own function takes."""
 
     scheme: str
     options: dict[str, Any] = field(default_factory=dict)
+    internal: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return " ".join([self.scheme, *self.options.values()])
+        return " ".join([self.scheme, *self.options.values(), *self.internal])
 
     def load(self, model: str | Path = "tiny-lm", context: EngineContext | None = None, **options: Any) -> Any:
         """Load a step model; also its `kv_tokens_used`, which no contract has."""
         plugin = import_module(f"furnace_{self.scheme}.plugin")
         built = plugin.furnace_engine().options(**self.options, **options)
         with open_checkpoint(model) as checkpoint:
-            return plugin.load_decoder(checkpoint, built, context or EngineContext(threads=2))
+            return plugin.load_decoder(checkpoint, built, context or EngineContext(threads=2), **self.internal)
 
     def spec(self, model: str | Path = "tiny-lm") -> str:
         """What `furnace serve` takes."""
@@ -45,7 +46,11 @@ class Engine:
         return f"{self.scheme}:{model}" + (f"?{query}" if query else "")
 
 
-EXACT = [Engine("openvino", {"precision": "exact"}), Engine("torch")]
+# On the CPU torch also runs in the form that it has on a device.
+DEVICE = os.environ.get("FURNACE_TORCH_DEVICE", "cpu")
+ON_CPU = [Engine("torch", {"device": "cpu"}), Engine("torch", {"device": "cpu"}, {"device_form": True})]
+TORCH = ON_CPU if DEVICE == "cpu" else [Engine("torch", {"device": DEVICE, "dtype": "float32"})]
+EXACT = [Engine("openvino", {"precision": "exact"}), *TORCH]
 ALL = [*EXACT, Engine("openvino", {"precision": "fast"})]
 
 
@@ -56,24 +61,22 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return chosen
 
 
-@pytest.fixture(scope="session", params=EXACT, ids=str)
-def exact_engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in the form that computes what the file says."""
-    chosen: Engine = request.param
-    return chosen
-
-
 class Driver:
-    """Steps a model with one chunk at a time; rows are copies."""
+    """Steps a model, mostly with one chunk at a time; rows are copies, and arrays."""
 
     def __init__(self, model: BatchStepModel) -> None:
         self.model = model
 
+    def step(self, batch: list[Chunk]) -> Rows:
+        rows: Any = self.model.step(batch)
+        # A model with a sampler of its own returns a tensor, which may be on a device.
+        return np.array(rows.cpu().numpy() if hasattr(rows, "cpu") else rows)
+
     def prefill(self, state: Any, tokens: list[int], position: int = 0, output: Output = Output.LAST) -> Rows:
-        return np.array(self.model.step([Chunk(state, tokens, position, ChunkKind.PREFILL, output)]))
+        return self.step([Chunk(state, tokens, position, ChunkKind.PREFILL, output)])
 
     def decode(self, state: Any, tokens: list[int], position: int) -> Rows:
-        return np.array(self.model.step([Chunk(state, tokens, position, ChunkKind.DECODE, Output.ALL)]))
+        return self.step([Chunk(state, tokens, position, ChunkKind.DECODE, Output.ALL)])
 
     def alone(self, tokens: list[int], prompt: int) -> Rows:
         """The logits after a prompt, and after each token that follows, one step each."""

@@ -76,7 +76,7 @@ def test_logits_are_bitwise_the_same_alone_and_in_any_schedule(data: st.DataObje
         chosen = [s for s in waiting if rng.random() < 0.7] or waiting[:1]
         rng.shuffle(chosen)
         batch = [s.next_chunk(int(rng.integers(1, 3)), int(rng.integers(1, 4))) for s in chosen]
-        rows = np.array(model.step(batch))
+        rows = drive(model).step(batch)
         for sequence, chunk in zip(chosen, batch, strict=True):
             count = {Output.NONE: 0, Output.LAST: 1, Output.ALL: len(chunk.tokens)}[chunk.output]
             sequence.rows.append(rows[:count])
@@ -102,38 +102,33 @@ def test_rows_are_bitwise_the_same_in_every_width_up_to_32(model: Any, drive: An
             Chunk(state, following[step : step + 1], len(prompt) + step, ChunkKind.DECODE, Output.LAST)
             for state, prompt in zip(states[:width], prompts, strict=False)
         ]
-        rows = np.array(model.step(chunks))
+        rows = drive(model).step(chunks)
         for place in range(min(width, 6)):
             np.testing.assert_array_equal(rows[place], alone[place][step + 1])
     for state in states:
         model.release(state)
 
 
-@pytest.mark.parametrize("behind", [1, 2, 50])
-def test_a_prompt_behind_a_fork_on_the_grid_is_bitwise_its_own(
-    behind: int, model: Any, drive: Any, random_tokens: Any
+def test_hidden_values_are_bitwise_the_same_whole_in_chunks_and_beside_others(
+    model: Any, drive: Any, random_tokens: Any
 ) -> None:
     grid = model.limits.grid
-    tokens = random_tokens(grid + behind, model.vocab_size)
-    origin = model.open()
-    drive(model).prefill(origin, random_tokens(1, model.vocab_size) + tokens[1:grid] + [5] * 22)
-    model.truncate(origin, 0)
-    drive(model).prefill(origin, [*tokens[:grid], *[7] * 22])
-    copy, kept = model.fork(origin, grid)
-    assert kept == grid
-    rows = drive(model).prefill(copy, tokens[grid:], grid)
-    np.testing.assert_array_equal(rows, drive(model).alone(tokens, len(tokens)))
-    model.release(origin)
-    model.release(copy)
-
-
-def test_a_replay_of_several_tokens_at_once_is_bitwise_the_decoding(model: Any, drive: Any, random_tokens: Any) -> None:
-    prompt, most = 60, model.limits.max_decode_tokens
-    tokens = random_tokens(prompt + 4 * most, model.vocab_size)
-    alone = drive(model).alone(tokens, prompt)
+    tokens = random_tokens(2 * grid + 9, model.vocab_size)
     state = model.open()
-    drive(model).prefill(state, tokens[:prompt])
-    for start in range(prompt, len(tokens), most):
-        rows = drive(model).decode(state, tokens[start : start + most], start)
-        np.testing.assert_array_equal(rows, alone[start - prompt + 1 : start - prompt + 1 + most])
+    whole = drive(model).prefill(state, tokens, 0, Output.HIDDEN)
     model.release(state)
+    others = [model.open() for _ in range(3)]
+    state = model.open()
+    parts = []
+    for start in range(0, len(tokens), grid):
+        chunks = [
+            Chunk(other, tokens[: 20 * place + 5], 0, ChunkKind.PREFILL, Output.HIDDEN)
+            if start == 0
+            else Chunk(other, tokens[:1], 20 * place + 4 + start // grid, ChunkKind.DECODE, Output.HIDDEN)
+            for place, other in enumerate(others)
+        ]
+        chunks.append(Chunk(state, tokens[start : start + grid], start, ChunkKind.PREFILL, Output.HIDDEN))
+        parts.append(drive(model).step(chunks)[-len(chunks[-1].tokens) :])
+    for opened in (*others, state):
+        model.release(opened)
+    np.testing.assert_array_equal(np.concatenate(parts), whole)

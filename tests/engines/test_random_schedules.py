@@ -12,9 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from furnace import GenerateRequest, SamplingParams, Scheduled, SchedulerConfig, TextPipeline
 from furnace.checkpoint import open_checkpoint
@@ -28,6 +26,7 @@ from furnace.contracts import (
     StepCapabilities,
     Text,
     TokenInput,
+    TokenSampler,
 )
 
 # openvino takes part in two forms, and has the same decoder tests as torch.
@@ -74,6 +73,11 @@ class Scripted(BatchStepModel):
         capabilities: StepCapabilities = self._model.capabilities
         return capabilities
 
+    @property
+    def sampler(self) -> TokenSampler | None:
+        sampler: TokenSampler | None = self._model.sampler
+        return sampler
+
     def open(self, context: object = None) -> Any:
         return self._model.open(context)
 
@@ -87,11 +91,10 @@ class Scripted(BatchStepModel):
     def truncate(self, state: Any, length: int) -> None:
         self._model.truncate(state, length)
 
-    def step(self, batch: Sequence[Chunk]) -> NDArray[np.float32]:
+    def step(self, batch: Sequence[Chunk]) -> Any:
         if self.script is not None:
             self.script()
-        rows: NDArray[np.float32] = self._model.step(batch)
-        return rows
+        return self._model.step(batch)
 
     def close(self) -> None:
         self._model.close()

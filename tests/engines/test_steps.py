@@ -9,7 +9,6 @@ import pytest
 
 from furnace.contracts import Chunk, ChunkKind, EngineContext, ForkKind, OutOfKvError, Output
 
-TOLERANCE = 1e-3
 BLOCKS = 4
 
 
@@ -69,51 +68,6 @@ def test_limits_are_what_the_operator_said_in_whole_blocks(model: Any) -> None:
     assert limits.max_decode_tokens > 1
 
 
-def test_a_mixed_batch_gives_rows_in_batch_order_and_only_those_asked_for(
-    exact_engine: Any, drive: Any, random_tokens: Any
-) -> None:
-    model = exact_engine.load(max_sequences=4)
-    steps = drive(model)
-    tokens = random_tokens(60, model.vocab_size)
-    alone = model.open()
-    expected = steps.prefill(alone, tokens, 0, Output.ALL)
-    first, second, third = (model.open() for _ in range(3))
-    steps.prefill(first, tokens[:20], 0, Output.NONE)
-    steps.prefill(second, tokens[:30], 0, Output.NONE)
-    rows = model.step(
-        [
-            Chunk(third, tokens[:10], 0, ChunkKind.PREFILL, Output.LAST),
-            Chunk(second, tokens[30:32], 30, ChunkKind.DECODE, Output.ALL),
-            Chunk(alone, tokens[:1], 60, ChunkKind.DECODE, Output.NONE),
-            Chunk(first, tokens[20:24], 20, ChunkKind.PREFILL, Output.ALL),
-        ]
-    )
-    wanted = [9, 30, 31, 20, 21, 22, 23]
-    assert rows.shape == (len(wanted), model.vocab_size)
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows, expected[wanted], atol=TOLERANCE)
-
-
-def test_a_step_that_does_not_fit_changes_nothing(model: Any, drive: Any, tokens: list[int]) -> None:
-    steps, block = drive(model), model.limits.kv_block
-    short = 2 * block - 5
-    first, second = model.open(), model.open()
-    steps.prefill(first, tokens[:short])
-    steps.prefill(second, tokens[: 2 * block])
-    assert model.kv_tokens_used == 4 * block
-    with pytest.raises(OutOfKvError):
-        steps.decode(second, tokens[2 * block : 2 * block + 1], 2 * block)
-    with pytest.raises(OutOfKvError):
-        model.fork(first, short)
-    assert model.kv_tokens_used == 4 * block
-    row = steps.decode(first, tokens[short : short + 1], short)
-    model.release(second)
-    assert model.kv_tokens_used == 2 * block
-    again = model.open()
-    steps.prefill(again, tokens[:short])
-    np.testing.assert_array_equal(steps.decode(again, tokens[short : short + 1], short), row)
-
-
 def test_only_so_many_sequences_can_be_open(model: Any) -> None:
     states = [model.open() for _ in range(4)]
     with pytest.raises(OutOfKvError):
@@ -138,22 +92,6 @@ def test_a_fork_goes_on_as_its_origin_would_and_leaves_it_alone(model: Any, driv
     np.testing.assert_array_equal(steps.decode(fresh, tokens[held : held + 1], held), onward)
     model.truncate(fresh, shared)
     np.testing.assert_array_equal(steps.decode(fresh, tokens[:1], shared), branch)
-
-
-def test_a_state_cut_inside_what_it_shares_does_not_write_into_the_other(
-    model: Any, drive: Any, tokens: list[int]
-) -> None:
-    steps, block = drive(model), model.limits.kv_block
-    origin = model.open()
-    steps.prefill(origin, tokens[:block])
-    onward = steps.decode(origin, tokens[:1], block)
-    model.truncate(origin, block)
-    copy, _ = model.fork(origin, block)
-    model.truncate(copy, block - 9)
-    changed = steps.decode(copy, tokens[100:109], block - 9)
-    np.testing.assert_array_equal(steps.decode(origin, tokens[:1], block), onward)
-    model.truncate(origin, block - 9)
-    np.testing.assert_array_equal(steps.decode(origin, tokens[100:109], block - 9), changed)
 
 
 def test_calls_that_make_no_sense_are_refused_before_anything_changes(model: Any, drive: Any) -> None:
@@ -191,23 +129,3 @@ def test_calls_that_make_no_sense_are_refused_before_anything_changes(model: Any
 
 def test_an_empty_batch_gives_no_rows(model: Any) -> None:
     assert model.step([]).shape == (0, model.vocab_size)
-
-
-def test_a_step_that_wants_nothing_gives_no_rows(model: Any, drive: Any, tokens: list[int]) -> None:
-    rows = drive(model).prefill(model.open(), tokens[: model.limits.grid // 2], 0, Output.NONE)
-    assert rows.shape == (0, model.vocab_size)
-
-
-def test_hidden_values_are_a_row_a_token_and_do_not_depend_on_chunks_on_the_grid(
-    model: Any, drive: Any, tokens: list[int]
-) -> None:
-    steps, grid = drive(model), model.limits.grid
-    state = model.open()
-    whole = steps.prefill(state, tokens[: grid + 9], 0, Output.HIDDEN)
-    model.release(state)
-    assert whole.shape[0] == grid + 9
-    assert whole.shape[1] != model.vocab_size
-    state = model.open()
-    parts = [steps.prefill(state, tokens[:grid], 0, Output.HIDDEN)]
-    parts.append(steps.prefill(state, tokens[grid : grid + 9], grid, Output.HIDDEN))
-    np.testing.assert_allclose(np.concatenate(parts), whole, atol=TOLERANCE)

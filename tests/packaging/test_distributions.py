@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LISTED = (ROOT / "tests/packaging/furnace-core-distributions.txt").read_text().split()
-PACKAGES = ("furnace-core", "furnace-mock", "furnace-openvino", "furnace-torch")
+PACKAGES = ("furnace-candle-bridge", "furnace-core", "furnace-mock", "furnace-openvino", "furnace-torch")
 # On purpose not by globbing, so that a package that lost its pyproject.toml is missed.
 PROJECTS = {package: tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"] for package in PACKAGES}
 

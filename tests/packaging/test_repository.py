@@ -13,6 +13,7 @@ import furnace
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
+    "furnace-candle-bridge": "furnace_candle_bridge",
     "furnace-core": "furnace",
     "furnace-mock": "furnace_mock",
     "furnace-openvino": "furnace_openvino",
@@ -75,6 +76,8 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for file in text_files()
+        # Cargo writes there where a crate comes from, in the same words on every machine.
+        if file.name != "Cargo.lock"
         for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
         if pattern.search(line)
     ]

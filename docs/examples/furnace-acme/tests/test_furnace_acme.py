@@ -7,6 +7,11 @@ import pytest
 
 import furnace
 from furnace.plugins import EngineLoadError, EngineOptionError
+from furnace.testing import EngineConformance
+
+
+class TestAcme(EngineConformance):
+    spec = "acme:demo"
 
 
 def test_it_answers_a_chat() -> None:
