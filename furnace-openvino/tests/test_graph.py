@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from furnace.checkpoint import open_checkpoint
+from furnace.checkpoint import CheckpointError, open_checkpoint
 from furnace.contracts import Chunk, ChunkKind, Output
 from furnace_openvino.compiled import compile_graph, usable_precision
 from furnace_openvino.decoder import OpenVinoDecoder
+from furnace_openvino.determinism import is_independent
 from furnace_openvino.graph import build_graph
 from furnace_openvino.linear import Precision
 
@@ -23,6 +24,16 @@ TOLERANCE = 1e-3
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 WINDOW = {"use_sliding_window": True, "sliding_window": 40}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+PHI_LONG = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1, 1.5, 2.0],
+        "long_factor": [1.0, 2.0, 8.0, 16.0],
+    },
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, grouped": ("llama", GROUPED),
     "llama, tied, one KV head": ("llama", {**GROUPED, "num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -30,6 +41,47 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, a window": ("mistral", {**GROUPED, "sliding_window": 40}),
     "qwen2, windows from layer 1": ("qwen2", {**GROUPED, **WINDOW, "max_window_layers": 1}),
     "qwen3, yarn rope": ("qwen3", {**GROUPED, "head_dim": 32, "rope_parameters": YARN}),
+    "gemma2, no caps of scores": (
+        "gemma2",
+        {
+            **GROUPED,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 40,
+            "attn_logit_softcapping": None,
+        },
+    ),
+    "gemma3, local rope in five of six layers": (
+        "gemma3_text",
+        {**GROUPED, "num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 40},
+    ),
+    "phi3, half of each head rotated, long rope": ("phi3", {**GROUPED, **PHI_LONG}),
+    "smollm3, one layer not rotated": ("smollm3", {**GROUPED, "num_hidden_layers": 5}),
+    "granite, all scales": (
+        "granite",
+        {
+            **GROUPED,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 1.5,
+        },
+    ),
+    "olmo2, grouped": ("olmo2", GROUPED),
+    "mixtral, a window": ("mixtral", {**GROUPED, "num_local_experts": 6, "sliding_window": 40}),
+    "qwen3_moe, one dense layer": (
+        "qwen3_moe",
+        {
+            **GROUPED,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
 
 
@@ -37,8 +89,9 @@ def random_model(model_type: str, changes: dict[str, Any]) -> Any:
     """A small model with random weights, large enough for logits of order one."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 160, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3}
+    tokens = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
     config = AutoConfig.for_model(
-        model_type, **{**sizes, "max_position_embeddings": 512, "initializer_range": 0.2, **changes}
+        model_type, **{**sizes, **tokens, "max_position_embeddings": 512, "initializer_range": 0.2, **changes}
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -48,11 +101,20 @@ def random_model(model_type: str, changes: dict[str, Any]) -> Any:
     return model
 
 
-def decoder(path: Path | str, precision: Precision = "exact") -> OpenVinoDecoder:
+def decoder(
+    path: Path | str,
+    precision: Precision = "exact",
+    *,
+    context: int | None = None,
+    min_rows: int = 1,
+    max_sequences: int = 4,
+) -> OpenVinoDecoder:
     with open_checkpoint(path) as checkpoint:
-        graph = build_graph(checkpoint, precision=precision)
+        graph = build_graph(checkpoint, precision=precision, context=context)
     compiled = compile_graph(graph, threads=2, precision=precision, kv_type="f32")
-    return OpenVinoDecoder(compiled, name="m", max_context=512, max_sequences=4)
+    return OpenVinoDecoder(
+        compiled, name="m", max_context=context or 512, max_sequences=max_sequences, min_rows=min_rows
+    )
 
 
 def prefill(model: OpenVinoDecoder, tokens: list[int], output: Output = Output.ALL) -> Any:
@@ -85,6 +147,32 @@ def test_logits_and_hidden_values_equal_those_of_transformers(name: str, tmp_pat
     for position in range(96, 100):
         row = model.step([Chunk(state, tokens[position : position + 1], position, ChunkKind.DECODE, Output.LAST)])
         np.testing.assert_allclose(row[0], logits[position], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("llama")])
+def test_every_feature_that_a_layer_may_have_leaves_rows_bitwise_independent(name: str, tmp_path: Path) -> None:
+    if not is_independent(decoder("tiny-lm", min_rows=2, max_sequences=12)):
+        pytest.skip("on this machine rows are never independent, and the engine doesn't promise it")
+    random_model(*MODELS[name]).save_pretrained(tmp_path)
+    assert is_independent(decoder(tmp_path, min_rows=2, max_sequences=12))
+
+
+def test_the_served_context_decides_between_the_short_and_the_long_factors_of_longrope(tmp_path: Path) -> None:
+    reference = random_model(*MODELS["phi3, half of each head rotated, long rope"])
+    reference.save_pretrained(tmp_path)
+    # transformers decides it anew for every sequence.
+    for context, length in ((64, 60), (None, 80)):
+        tokens = random_tokens(length)
+        with torch.no_grad():
+            expected = reference(torch.tensor([tokens])).logits[0].numpy()
+        np.testing.assert_allclose(prefill(decoder(tmp_path, context=context), tokens), expected, atol=TOLERANCE)
+
+
+def test_what_the_runtime_has_no_operation_for_is_refused(tmp_path: Path) -> None:
+    model_type, changes = MODELS["gemma2, no caps of scores"]
+    random_model(model_type, {**changes, "attn_logit_softcapping": 50.0}).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="furnace-openvino can't compute gemma2 models with attention_soft_cap"):
+        decoder(tmp_path)
 
 
 def log_probabilities(logits: Any) -> Any:

@@ -16,7 +16,7 @@ __all__ = ["cli", "main"]
 SUMMARIES = {
     "bench": "Put load on an OpenAI endpoint and time its streams.",
     "chat": "Talk to a model on the terminal.",
-    "check": "Check that an engine keeps the contracts.",
+    "check": "Check that an engine keeps furnace's contracts.",
     "completion": "Print what makes a shell complete furnace's commands.",
     "diff": "Compare two engines on the same prompts.",
     "doctor": "Say what is installed and whether it works.",
