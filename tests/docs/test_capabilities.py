@@ -19,6 +19,7 @@ PAGE = "reference/capabilities.md"
 ENGINES = {
     "torch": ("torch:tiny-lm", "torch"),
     "openvino": ("openvino:tiny-lm", "openvino"),
+    "candle": ("candle:tiny-lm", "furnace_candle_bridge"),
     "mock": ("mock:lorem", "furnace_mock"),
     "mock:recurrent": ("mock:recurrent", "furnace_mock"),
 }

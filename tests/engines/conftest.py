@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from furnace.checkpoint import open_checkpoint
 from furnace.contracts import BatchStepModel, Chunk, ChunkKind, EngineContext, Output
 
 Rows = NDArray[np.float32]
+MODULES = {"candle": "furnace_candle_bridge"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Engine:
 
     def load(self, model: str | Path = "tiny-lm", context: EngineContext | None = None, **options: Any) -> Any:
         """Load a step model; also its `kv_tokens_used`, which no contract has."""
-        plugin = import_module(f"furnace_{self.scheme}.plugin")
+        plugin = import_module(f"{MODULES.get(self.scheme, f'furnace_{self.scheme}')}.plugin")
         built = plugin.furnace_engine().options(**self.options, **options)
         with open_checkpoint(model) as checkpoint:
             return plugin.load_decoder(checkpoint, built, context or EngineContext(threads=2), **self.internal)
@@ -46,12 +48,14 @@ class Engine:
         return f"{self.scheme}:{model}" + (f"?{query}" if query else "")
 
 
+# It is written in Rust, and only there where cargo is.
+CANDLE = [Engine("candle")] if find_spec("furnace_candle_bridge") else []
 # On the CPU torch also runs in the form that it has on a device.
 DEVICE = os.environ.get("FURNACE_TORCH_DEVICE", "cpu")
 ON_CPU = [Engine("torch", {"device": "cpu"}), Engine("torch", {"device": "cpu"}, {"device_form": True})]
 TORCH = ON_CPU if DEVICE == "cpu" else [Engine("torch", {"device": DEVICE, "dtype": "float32"})]
-EXACT = [Engine("openvino", {"precision": "exact"}), *TORCH]
-ALL = [*EXACT, Engine("openvino", {"precision": "fast"})]
+EXACT = [*CANDLE, Engine("openvino", {"precision": "exact"})]
+ALL = [*EXACT, *TORCH, Engine("openvino", {"precision": "fast"})]
 
 
 @pytest.fixture(scope="session", params=ALL, ids=str)
@@ -59,6 +63,19 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in each of its forms."""
     chosen: Engine = request.param
     return chosen
+
+
+@pytest.fixture(scope="session", params=EXACT, ids=str)
+def exact_engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine, beside furnace-torch, in the form that computes what the file says."""
+    chosen: Engine = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def reference_engine() -> Engine:
+    """What those are compared with."""
+    return TORCH[0]
 
 
 class Driver:

@@ -29,8 +29,8 @@ from furnace.contracts import (
     TokenSampler,
 )
 
-# openvino takes part in two forms, and has the same decoder tests as torch.
-SCHEDULES = {"torch": 500, "openvino": 150}
+# openvino takes part in two forms, and all have the same decoder tests as torch.
+SCHEDULES = {"torch": 500, "candle": 150, "openvino": 150}
 # Three sequences of the longer prompts grow beyond it.
 _LITTLE = 320
 # Each form of the scheduler gets its part of the schedules.

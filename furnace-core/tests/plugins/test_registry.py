@@ -16,6 +16,7 @@ from furnace.plugins import (
     installed_engines,
     load_factory,
 )
+from furnace.plugins.registry import FIRST_PARTY
 
 Install = Callable[..., Path]
 
@@ -115,15 +116,17 @@ def test_a_distribution_without_a_name_is_still_listed(install: Install) -> None
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        ("candle", "pip install furnace-candle-bridge"),
-        ("candel", "did you mean 'candle'? pip install furnace-candle-bridge"),
+        ("comet", "pip install furnace-comet"),
+        ("comte", "did you mean 'comet'? pip install furnace-comet"),
         ("acne", "did you mean 'acme'?"),
         ("zzz.Zz", "perhaps its package is named furnace-zzz-zz"),
     ],
 )
 def test_an_unknown_scheme_gets_the_installed_ones_and_what_to_install(
-    install: Install, scheme: str, hint: str
+    install: Install, monkeypatch: pytest.MonkeyPatch, scheme: str, hint: str
 ) -> None:
+    # A scheme of this project whose package is installed nowhere.
+    monkeypatch.setitem(FIRST_PARTY, "comet", "furnace-comet")
     install("furnace-acme", scheme="acme")
     with pytest.raises(UnknownSchemeError) as caught:
         load_factory(scheme)

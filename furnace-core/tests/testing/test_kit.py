@@ -173,7 +173,7 @@ def test_require_fails_with_its_message() -> None:
 
 def test_what_hangs_in_a_thread_is_told_and_left() -> None:
     thread, release = WorkThread("hangs"), threading.Event()
-    with pytest.raises(HungError, match="did not come to an end within 0.01 seconds"):
+    with pytest.raises(HungError, match=r"did not come to an end within 0.01 seconds"):
         thread.call(release.wait, limit=0.01, what="It")
     release.set()
     assert thread.call(lambda: 3, limit=10, what="It") == 3

@@ -8,6 +8,7 @@ from furnace.contracts import BatchStepModel, ForkKind, LlmEngine, StepModel
 from furnace.runtime import Scheduled
 from furnace.testing import BatchStepModelConformance, EngineConformance, StepModelConformance
 from furnace.testing.engine import client, life
+from furnace.testing.runner import all_checks
 from furnace.testing.step import failures
 from furnace.testing.step.values import ValueChecks
 from furnace.testing.verdict import ConformanceError
@@ -47,6 +48,16 @@ def test_a_fault_is_found_by_the_test_that_is_meant_for_it(wrong: Wrong) -> None
         kit.teardown_class()
     # A sentence that says what to do, not a bare name.
     assert len(str(found.value).split()) > 5
+
+
+def test_every_test_of_the_kit_is_meant_for_some_fault() -> None:
+    # Two need an engine by its spec, and one looks at furnace's own scheduler.
+    without = {
+        "test_the_operators_bound_on_the_context_is_kept",
+        "test_tiny_lm_says_the_references_tokens",
+        "test_every_state_is_released_once_on_every_path",
+    }
+    assert {wrong.test for wrong in wrong_models()} == {check.name for check in all_checks()} - without
 
 
 @pytest.mark.parametrize("test", [name for name in dir(ValueChecks) if "tiny_lm" in name])

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from furnace.contracts import Finished, FinishReason, TextInput, TokenInput, UnsupportedError
+from furnace.contracts import (
+    ChatInput,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    SamplingParams,
+    TextInput,
+    TokenInput,
+    UnsupportedError,
+)
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Answer, Client
 from furnace.testing.verdict import Inapplicable, require
@@ -193,6 +203,15 @@ class TextChecks(Conformance):
                 len(tokens) == prompted == await service.count(request.input),
                 f"{text!r} is {len(tokens)} tokens for tokenize(), and {prompted} for generate()",
             )
+            if client.can.chat:
+                chat = ChatInput([Message("user", text)])
+                params = SamplingParams(max_tokens=1)
+                prompted = (await client.answer(GenerateRequest(input=chat, params=params))).usage.prompt_tokens
+                require(
+                    len(await service.tokenize(chat)) == prompted,
+                    f"a chat that says {text!r} is {len(await service.tokenize(chat))} tokens for tokenize(), and "
+                    f"{prompted} for generate(). Both count what the chat template makes of it.",
+                )
             if isinstance(request.input, TextInput):
                 again = await client.answer(client.ask(tokens, max_tokens=8))
                 same = await client.answer(client.ask(text, max_tokens=8))

@@ -135,8 +135,10 @@ class Play:
 
     def _fork(self, op: Fork) -> None:
         source = self._open.get(op.source)
-        if source is None or op.slot in self._open:
+        if source is None or op.slot == op.source:
             return
+        if op.slot in self._open:
+            self._release(op.slot)
         # Of a deterministic model only what was prefilled is ever shared.
         most = source.prompt if self._steps.can.deterministic else len(source.tokens)
         length = min(op.length, most)

@@ -16,7 +16,7 @@ from furnace.testing.verdict import ConformanceError, fail
 
 __all__ = ["ScheduleChecks"]
 
-_ROUNDS = 10
+_ROUNDS = 30
 _OPERATIONS = 30
 _SLOTS = 4
 _SECONDS = 10.0

@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Fork:
-    """Fork a state into an empty slot."""
+    """Fork a state into a slot; what is there is released first."""
 
     source: int
     slot: int
@@ -80,7 +80,7 @@ def draw_schedule(
         count: of operations.
     """
     kinds = ["work"] * 10 + ["open"] * 3 + ["release"] * 2
-    kinds += ["fork"] * 3 if can.prefix_reuse else []
+    kinds += ["fork"] * 5 if can.prefix_reuse else []
     kinds += ["cut"] * 2 if can.rewind else []
     schedule: list[Op] = [Open(0, 0)]
     for number in range(1, count):
@@ -142,7 +142,9 @@ def _simpler(op: Op) -> list[Op]:
                 if part.output is not Output.LAST:
                     fewer.append(Work((*parts[:place], replace(part, output=Output.LAST), *parts[place + 1 :])))
             return fewer
-        case Fork() | Cut():
+        case Fork():
+            return [Open(op.slot, op.stream), *(replace(op, length=length) for length in _less(op.length, 0))]
+        case Cut():
             return [replace(op, length=length) for length in _less(op.length, 0)]
         case _:
             return []

@@ -46,9 +46,9 @@ class SequenceChecks(Conformance):
     @step_check
     def test_a_row_does_not_depend_on_its_neighbours(self, steps: Steps) -> None:
         """Sequences decode together, then one fewer at each step: every row is what it is alone."""
-        longest = 2 * steps.unit + 12
+        longest = 2 * steps.unit + 22
         steps.need_context(longest)
-        count = steps.width(longest, 8)
+        count = steps.width(longest, 12)
         if count < 2:
             raise Inapplicable("the model takes one sequence at a time")
         prompts = [steps.tokens(1 + index * (2 * steps.unit) // count, "width", index) for index in range(count)]

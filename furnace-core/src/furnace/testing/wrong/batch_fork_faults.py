@@ -101,6 +101,14 @@ class ForkSharesACutBlock(LittleBatchModel):
         return False
 
 
+@caught_by("test_a_fork_outlives_its_origin")
+class ForkIsItsParent(LittleBatchModel):
+    """Returns the parent for a fork of all that it holds."""
+
+    def fork(self, state: LittleSequence, length: int) -> tuple[LittleSequence, int]:
+        return (state, length) if length == state.length else super().fork(state, length)
+
+
 @caught_by("test_a_fork_of_a_fork_holds_what_both_share")
 class ForkOfForkIsEmpty(LittleBatchModel):
     """Copies nothing into the fork of a fork."""

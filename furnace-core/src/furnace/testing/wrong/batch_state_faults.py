@@ -104,7 +104,16 @@ class BatchKeepsReleasedBlocks(LittleBatchModel):
         state.closed = True
 
 
-@caught_by("test_requests_go_on_after_a_step_of_several_failed")
+@caught_by("test_one_failing_sequence_ends_one_request")
+class BatchReleaseFreesAll(LittleBatchModel):
+    """Clears the KV of all sequences when one is released."""
+
+    def release(self, state: LittleSequence) -> None:
+        super().release(state)
+        self.kv.entries[:] = 0
+
+
+@caught_by("test_a_new_state_takes_a_prompt_beside_one_that_was_released")
 class BatchReleaseFreesNeighbour(LittleBatchModel):
     """Clears the block that was given out first when any sequence is released."""
 
@@ -113,7 +122,7 @@ class BatchReleaseFreesNeighbour(LittleBatchModel):
         self.kv.entries[-1] = 0
 
 
-@caught_by("test_a_state_starts_empty_whatever_was_there_before")
+@caught_by("test_requests_go_on_after_a_step_of_several_failed")
 class BatchDirtyReuse(LittleBatchModel):
     """Reads a block's old entries when a released sequence's block is used again."""
 

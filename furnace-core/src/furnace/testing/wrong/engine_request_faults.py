@@ -10,14 +10,17 @@ import msgspec
 from furnace.contracts import (
     Capabilities,
     EngineError,
+    Event,
     GenerateRequest,
     Generation,
     Input,
     LlmEngine,
     PromptTooLongError,
     SamplingParams,
+    Started,
     TokenInput,
     UnsupportedError,
+    Usage,
 )
 from furnace.testing.wrong.little_engine import LittleEngine
 from furnace.testing.wrong.little_generation import LittleGeneration
@@ -200,6 +203,19 @@ class SeedIgnored(LittleEngine):
     job_type = _SeedIgnored
 
 
+class _SameSeed(LittleJob):
+    def __init__(self, request: GenerateRequest, *args: object) -> None:
+        super().__init__(request, *args)  # type: ignore[arg-type]  # handed on
+        self.row.seed = request.params.seed or 0
+
+
+@caught_by("test_without_a_seed_answers_differ")
+class MissingSeedIsZero(LittleEngine):
+    """Takes 0 for a seed that is missing."""
+
+    job_type = _SameSeed
+
+
 class _Params(LittleJob):
     """Samples with other parameters than the request's."""
 
@@ -308,3 +324,36 @@ class DeadlineIgnored(LittleEngine):
 
     def expire(self, job: LittleJob) -> None:
         pass
+
+
+class _Cached(LittleJob):
+    cached = 0
+
+    @property
+    def usage(self) -> Usage:
+        return msgspec.structs.replace(super().usage, cached_tokens=self.cached)
+
+    def started(self) -> list[Event]:
+        return [Started(prompt_tokens=len(self.prompt), cached_tokens=self.cached)]
+
+
+@caught_by("test_a_cache_is_never_shared_between_salts")
+class OneCacheForAllSalts(LittleEngine):
+    """Says that a prompt was cached when anybody had asked it before."""
+
+    job_type = _Cached
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[int, ...]] = set()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, prefix_reuse=True)
+
+    def admit(self, job: LittleJob) -> None:
+        prompt = tuple(job.prompt)
+        if isinstance(job, _Cached) and prompt in self._seen:
+            job.cached = len(prompt) - 1
+        self._seen.add(prompt)
+        super().admit(job)

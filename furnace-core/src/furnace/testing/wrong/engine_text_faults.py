@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from furnace.contracts import Event, GenerateRequest, InvalidRequestError, Text
@@ -113,10 +111,8 @@ class FewStopStrings(LittleEngine):
 
 
 class _Odd(LittleJob):
-    odd: ClassVar[str] = "\x00"
-
     def __init__(self, request: GenerateRequest, prompt: list[int], max_tokens: int, pipeline: TextPipeline) -> None:
-        if self.odd in pipeline.decode(prompt):
+        if "\x00" in pipeline.decode(prompt):
             raise ValueError("embedded null character")
         super().__init__(request, prompt, max_tokens, pipeline)
 

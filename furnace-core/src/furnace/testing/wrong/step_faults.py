@@ -94,7 +94,7 @@ class StepKeepsReleasedStates(LittleStepModel):
         return self._kept[-1]
 
 
-@caught_by("test_every_state_is_released_once_on_every_path")
+@caught_by("test_prompts_in_one_step_do_not_touch_each_other")
 class StepReleaseRaises(LittleStepModel):
     """Can't release a sequence that never decoded."""
 
@@ -110,7 +110,7 @@ class StepReleaseRaises(LittleStepModel):
         self._decoded.remove(id(state))
 
 
-@caught_by("test_one_failing_sequence_ends_one_request")
+@caught_by("test_a_new_state_takes_a_prompt_beside_one_that_was_released")
 class StepReleaseFreesAll(LittleStepModel):
     """Clears the KV cache of all sequences when one is released."""
 
