@@ -35,6 +35,10 @@ from furnace_torch.weights import DecoderWeights, ExpertWeights
 __all__ = ["TorchDecoder"]
 
 _MAX_DECODE_TOKENS = 16
+# oneDNN keeps what it makes for each number of rows, hundreds of kilobytes a linear. So it sees few of them: any number
+# up to here, as decode steps have, in which each row costs, and above it multiples only.
+_EXACT_ROWS = 32
+_ROW_STEP = 16
 
 
 class TorchDecoder(BatchStepModel):
@@ -239,8 +243,8 @@ class TorchDecoder(BatchStepModel):
             return torch.empty(0, self.vocab_size)
         if self._graphs is not None and not flat.prefill and not hidden_wanted:
             return self._graphs(flat.tokens, flat.positions, flat.slots)[self._sent(flat.outputs)]
-        # Rows that only fill up to min_rows: computed by the linears, but not written to the cache and not returned.
-        padding = max(0, self._min_rows - len(flat.tokens))
+        # Rows that only fill up: computed by the linears, but not written to the cache and not returned.
+        padding = self._filled(len(flat.tokens)) - len(flat.tokens)
         tokens = self._sent(flat.tokens + flat.tokens[:1] * padding)
         positions = self._sent(flat.positions + [0] * padding)
         x = self._run_layers(tokens, positions, self._attention(flat), len(flat.tokens))
@@ -281,10 +285,15 @@ class TorchDecoder(BatchStepModel):
         weights, spec, count = self._weights, self._weights.spec, len(hidden)
         if not count:
             return torch.empty(0, spec.vocab_size)
-        logits = weights.head(functional.pad(hidden, (0, 0, 0, max(0, self._min_rows - count))))[:count]
+        logits = weights.head(functional.pad(hidden, (0, 0, 0, self._filled(count) - count)))[:count]
         if spec.logit_scale != 1:
             logits.mul_(spec.logit_scale)
         return logits if spec.logit_soft_cap is None else cap(logits, spec.logit_soft_cap)
+
+    def _filled(self, count: int) -> int:
+        """Return how many rows linears get for so many."""
+        step = 1 if count <= _EXACT_ROWS else _ROW_STEP
+        return max(self._min_rows, -(-count // step) * step)
 
     def _sent(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64).to(self._device)
