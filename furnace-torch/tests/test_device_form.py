@@ -12,6 +12,7 @@ from torch import Tensor
 
 from furnace.contracts import Chunk, ChunkKind, OutOfKvError, Output
 from furnace_torch.decoder import TorchDecoder
+from furnace_torch.kv_pages import KvPages
 from furnace_torch.kv_store import KV_BLOCK
 from furnace_torch.sampler import TorchSampler
 from furnace_torch.weights import DecoderWeights
@@ -80,6 +81,35 @@ def test_each_size_is_recorded_once_and_rows_that_fill_up_change_nothing(
     assert len(capture.recorded) == 2
     for one, other in zip(alone, with_others, strict=True):
         np.testing.assert_allclose(one[0], other[0], atol=1e-4)
+
+
+def test_a_step_whose_rows_would_read_more_than_the_cache_holds_is_not_recorded(
+    tiny_weights: DecoderWeights, drive: Any
+) -> None:
+    capture = Capture()
+    settings: dict[str, Any] = {"name": "x", "max_sequences": 4, "kv_tokens": 8 * KV_BLOCK, "device_form": True}
+    model = TorchDecoder(tiny_weights, **settings, capture=capture)
+    decoded(model, drive, [5, 100], 1)
+    assert [shape[0] for shape in capture.recorded] == [2]
+    # Both would be padded to the 8 blocks of the longer one.
+    mixed = decoded(model, drive, [300, 5], 1)
+    assert len(capture.recorded) == 1
+    plain = TorchDecoder(tiny_weights, **settings)
+    np.testing.assert_allclose(mixed[0], decoded(plain, drive, [300, 5], 1)[0], atol=1e-4)
+
+
+def test_a_copy_that_fails_gives_its_slot_and_its_blocks_back(
+    tiny_weights: DecoderWeights, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TorchDecoder(tiny_weights, name="x", max_sequences=2, kv_tokens=4 * KV_BLOCK, device_form=True)
+    state = model.open()
+    drive(model).prefill(state, list(range(100)))
+    with monkeypatch.context() as patched:
+        patched.setattr(KvPages, "copy", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.fork(state, 100)
+    assert model.fork(state, 100)[1] == 100
+    assert model.kv_tokens_used == 4 * KV_BLOCK
 
 
 def test_prefill_and_hidden_values_are_not_recorded(tiny_weights: DecoderWeights, drive: Any) -> None:

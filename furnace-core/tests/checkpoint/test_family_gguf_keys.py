@@ -12,8 +12,8 @@ from furnace.checkpoint.families import family_for_gguf
 from furnace.checkpoint.families.gguf_metadata import spec_from_gguf
 
 
-def of_gguf(architecture: str, **keys: object) -> DecoderSpec:
-    """What the keys of a GGUF file say; there is nothing in its tensors that counts here."""
+def of_gguf(architecture: str, more: tuple[str, ...] = (), /, **keys: object) -> DecoderSpec:
+    """What the keys of a GGUF file say; there is nothing in its tensors, and those named in `more` are huge."""
     sizes: dict[str, object] = {
         "block_count": 13,
         "context_length": 256,
@@ -28,7 +28,9 @@ def of_gguf(architecture: str, **keys: object) -> DecoderSpec:
     metadata = {f"{architecture}.{name}": value for name, value in keys.items()} | {
         "general.architecture": architecture
     }
-    file: Any = SimpleNamespace(metadata=metadata, tensors={"token_embd.weight": SimpleNamespace(shape=(48, 32))})
+    tensors = {"token_embd.weight": (48, 32)} | dict.fromkeys(more, (1 << 40,))
+    shapes = {name: SimpleNamespace(shape=shape) for name, shape in tensors.items()}
+    file: Any = SimpleNamespace(metadata=metadata, tensors=shapes)
     return spec_from_gguf(file, family_for_gguf(architecture))
 
 
@@ -59,6 +61,8 @@ def test_newer_gguf_files_say_themselves_which_layers_have_the_window_and_how_th
         ("granite", "residual_scale", "1", "granite.residual_scale is '1'; it must be there and of type float"),
         ("gemma2", "rope__dimension_count", 8, "rope.dimension_count differs from the head width, 16"),
         ("phi3", "rope__dimension_count", 7, "rotary_dim is 7"),
+        ("olmo2", "attention__sliding_window", 4096, "olmo2.attention.sliding_window is 4096; only 0 is supported"),
+        ("granite", "rope__scaling__finetuned", False, "granite.rope.scaling.finetuned is False; only True"),
         ("llama", "expert_count", -1, "expert_used_count is missing"),
         ("gemma2", "attn_logit_softcapping", float("nan"), "attention_soft_cap is nan"),
     ],
@@ -66,3 +70,8 @@ def test_newer_gguf_files_say_themselves_which_layers_have_the_window_and_how_th
 def test_gguf_keys_that_make_no_sense_are_named(architecture: str, key: str, value: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         of_gguf(architecture, **{key: value})
+
+
+def test_a_list_of_factors_that_no_head_has_pairs_for_is_refused_before_it_is_read() -> None:
+    with pytest.raises(CheckpointError, match=r"rope_factors_short.weight has more than 65536 factors"):
+        of_gguf("phi3", ("rope_factors_long.weight", "rope_factors_short.weight"))

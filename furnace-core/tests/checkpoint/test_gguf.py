@@ -234,3 +234,24 @@ def test_changed_bytes_never_raise_anything_but_a_checkpoint_error(
                 file.tensor(name)
     except CheckpointError:
         pass
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="where there is no smaps nothing says what is resident"
+)
+def test_what_was_read_of_a_closed_file_is_not_resident_any_more(small_gguf: Path) -> None:
+    def resident() -> int:
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        return sum(
+            int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+            for line in lines
+            if line.endswith(str(small_gguf))
+        )
+
+    file = GgufFile(small_gguf)
+    kept = file.raw(next(iter(file.tensors)))
+    before = kept.copy()
+    assert resident() > 0
+    file.close()
+    assert resident() == 0
+    np.testing.assert_array_equal(kept, before)

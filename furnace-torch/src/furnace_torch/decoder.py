@@ -21,7 +21,7 @@ from furnace.contracts import (
     TokenSampler,
 )
 from furnace_torch.attention import Attention
-from furnace_torch.decode_graphs import Capture, DecodeGraphs, capture_on_cuda
+from furnace_torch.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from furnace_torch.flat_batch import GRID, FlatBatch, arrange
 from furnace_torch.kv_arena import KvArena
 from furnace_torch.kv_pages import KvPages
@@ -109,7 +109,7 @@ class TorchDecoder(BatchStepModel):
         if self._device.type == "cpu" if device_form is None else not device_form:
             self._kv: KvStore = KvArena(**shape)
         else:
-            self._kv = self._pages = KvPages(**shape, dtype=weights.embedding.dtype, device=self._device)
+            self._kv = self._pages = KvPages(**shape, dtype=weights.head.dtype, device=self._device)
             self._sampler = TorchSampler()
         self._rotary = RotaryTables(weights, self._max_context)
         # A window that no sequence outgrows hides nothing.
@@ -176,10 +176,10 @@ class TorchDecoder(BatchStepModel):
         copy = self._kv.open()
         try:
             self._kv.require([(copy, length)])
+            self._kv.copy(state, copy, length)
         except BaseException:
             self._kv.release(copy)
             raise
-        self._kv.copy(state, copy, length)
         return copy, length
 
     def truncate(self, state: Slot, length: int) -> None:
@@ -242,7 +242,9 @@ class TorchDecoder(BatchStepModel):
         if not flat.tokens:
             return torch.empty(0, self.vocab_size)
         if self._graphs is not None and not flat.prefill and not hidden_wanted:
-            return self._graphs(flat.tokens, flat.positions, flat.slots)[self._sent(flat.outputs)]
+            recorded = self._graphs(flat.tokens, flat.positions, flat.slots)
+            if recorded is not None:
+                return recorded[self._sent(flat.outputs)]
         # Rows that only fill up: computed by the linears, but not written to the cache and not returned.
         padding = self._filled(len(flat.tokens)) - len(flat.tokens)
         tokens = self._sent(flat.tokens + flat.tokens[:1] * padding)
@@ -266,7 +268,7 @@ class TorchDecoder(BatchStepModel):
     def _run_layers(self, tokens: Tensor, positions: Tensor, attention: Callable[..., None], count: int) -> Tensor:
         """Return the residual stream behind the last layer; only the first `count` rows are attended to."""
         weights, spec = self._weights, self._weights.spec
-        x = functional.embedding(tokens, weights.embedding).float()
+        x = weights.embedding(tokens)
         if spec.embedding_scale != 1:
             x.mul_(spec.embedding_scale)
         rotations = self._rotary.rotations(positions)
@@ -274,7 +276,7 @@ class TorchDecoder(BatchStepModel):
         for layer, window, kv in zip(weights.layers, self._windows, self._kv.layers, strict=True):
             attend = partial(attention, layer=kv, window=window)
             rotation = rotations[layer.is_local] if layer.has_rope else None
-            run_layer(spec, layer, x, rotation, attend, attended, count, self._min_rows)
+            run_layer(spec, layer, x, rotation, attend, attended, count, self._filled)
         return x
 
     def _normed(self, x: Tensor) -> Tensor:
@@ -300,7 +302,7 @@ class TorchDecoder(BatchStepModel):
 
     def _make_graphs(self, capture: Capture | None) -> DecodeGraphs | None:
         if capture is None and self._device.type == "cuda":
-            capture = capture_on_cuda
+            capture = CudaCapture(self._device)
         # How many rows an expert gets is known only when the router has run.
         routed = any(isinstance(layer.mlp, ExpertWeights) for layer in self._weights.layers)
         if capture is None or self._pages is None or routed:

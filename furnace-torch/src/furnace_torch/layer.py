@@ -34,7 +34,7 @@ def run_layer(
     attend: Callable[[Tensor, Tensor], None],
     attended: Tensor,
     count: int,
-    min_rows: int,
+    filled: Callable[[int], int],
 ) -> None:
     """Add one layer's attention and MLP to `x`, in place.
 
@@ -47,7 +47,7 @@ def run_layer(
             [count, heads x head width].
         attended: float32 [rows, heads x head width]; its first `count` rows are overwritten.
         count: Rows to attend to; those behind are there for the linears only.
-        min_rows: Linears get at least this many rows; `x` has them.
+        filled: Says how many rows linears get for so many; `x` has them.
     """
     qkv = layer.qkv(_normed(x, layer.attention_norm, spec)).view(len(x), -1, spec.head_dim)
     heads = qkv[:, : spec.num_heads + spec.num_kv_heads]
@@ -62,7 +62,7 @@ def run_layer(
     if isinstance(layer.mlp, MlpWeights):
         result = _mlp(rows, layer.mlp, spec)
     else:
-        result = _experts(rows, layer.mlp, spec, min_rows)
+        result = _experts(rows, layer.mlp, spec, filled)
     _add(x, result, layer.mlp_post_norm, spec)
 
 
@@ -112,11 +112,11 @@ def _mlp(rows: Tensor, mlp: MlpWeights, spec: DecoderSpec) -> Tensor:
     return mlp.down(gated(gate, up, spec.activation))
 
 
-def _experts(rows: Tensor, weights: ExpertWeights, spec: DecoderSpec, min_rows: int) -> Tensor:
+def _experts(rows: Tensor, weights: ExpertWeights, spec: DecoderSpec, filled: Callable[[int], int]) -> Tensor:
     """Send each row through the experts that its router scores highest.
 
-    A row's result doesn't depend on the others: each expert gets at least `min_rows` rows, and what the experts return
-    for a row is added in the order of their numbers.
+    A row's result doesn't depend on the others: each expert gets as many rows as `filled` says, and what the experts
+    return for a row is added in the order of their numbers.
     """
     chosen, scores = _route(weights.router(rows), weights.shape)
     per_token = weights.shape.per_token
@@ -129,7 +129,7 @@ def _experts(rows: Tensor, weights: ExpertWeights, spec: DecoderSpec, min_rows: 
         places = order[first : first + size]
         first += size
         tokens = places // per_token
-        inputs = functional.pad(rows[tokens], (0, 0, 0, max(0, min_rows - size)))
+        inputs = functional.pad(rows[tokens], (0, 0, 0, filled(size) - size))
         outputs = _mlp(inputs, expert, spec)[:size]
         result.index_add_(0, tokens, outputs * scores.view(-1)[places, None])
     return result

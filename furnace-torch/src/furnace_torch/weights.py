@@ -12,6 +12,7 @@ from torch import Tensor
 
 from furnace.checkpoint import Checkpoint, DecoderSpec, Experts
 from furnace.contracts import Progress, no_progress
+from furnace_torch.embedding import DenseEmbedding, Embedding, StoredEmbedding
 from furnace_torch.linear import Linear, make_linear
 
 __all__ = ["DecoderWeights", "ExpertWeights", "LayerWeights", "MlpWeights", "load_weights"]
@@ -108,7 +109,7 @@ class DecoderWeights:
 
     Attributes:
         spec: What the decoder looks like.
-        embedding: [vocab, hidden], float32 or the type that the linears compute in.
+        embedding: Looks tokens up.
         layers: The layers.
         norm: float32 [hidden].
         head: hidden -> vocab.
@@ -116,7 +117,7 @@ class DecoderWeights:
     """
 
     spec: DecoderSpec
-    embedding: Tensor
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Linear
@@ -148,7 +149,8 @@ def load_weights(
     spec.refuse_unknown(_KNOWN, "furnace-torch")
     loader = _Loader(checkpoint, dtype, packed and device.type == "cpu", device)
     total = spec.num_layers + 2
-    embedding = loader.matrix("embed")
+    stored = device.type == "cpu"
+    embedding = StoredEmbedding(checkpoint.raw("embed")) if stored else DenseEmbedding(loader.matrix("embed"))
     progress("loading weights", 1, total)
     layers = []
     for index in range(spec.num_layers):

@@ -103,6 +103,11 @@ class TensorFile(abc.ABC):
 
     def close(self) -> None:
         """Give the mapping back. While arrays from `raw` are alive it stays until they are gone."""
+        if self._mapping.closed:
+            return
+        if hasattr(mmap, "MADV_DONTNEED"):
+            # What loading read is not needed in memory any more; what an array that stays reads comes back by itself.
+            self._mapping.madvise(mmap.MADV_DONTNEED)
         # BufferError: numpy arrays point into the mapping; the last of them unmaps it.
         with suppress(BufferError):
             self._mapping.close()

@@ -106,6 +106,7 @@ class Family:
         gguf_architectures: Names in `general.architecture` of a GGUF file; none if they are another family's.
         gguf_tensor_names: Names in GGUF files.
         gguf_keys: Keys of GGUF files for fields that not every family has.
+        gguf_fixed: Keys of GGUF files that must have this value if they are there; see `config_fixed`.
         gguf_interleaved: Roles whose rows GGUF keeps in the order (0, d/2, 1, d/2 + 1, ...) within each head of
             width d, because its rotary pairs are neighbours.
         constants: Fields of `DecoderSpec` that are the same in the whole family, in both formats.
@@ -128,6 +129,7 @@ class Family:
     gguf_architectures: tuple[str, ...]
     gguf_tensor_names: Mapping[str, str]
     gguf_keys: Mapping[str, Key] = field(default_factory=dict)
+    gguf_fixed: Mapping[str, object] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
     constants: Mapping[str, object] = field(default_factory=dict)
     head_dim: int | None = None

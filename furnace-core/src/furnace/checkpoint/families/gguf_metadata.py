@@ -6,6 +6,7 @@ llama.cpp's gguf-py constants.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from furnace.checkpoint.decoder_spec import MAX_LAYERS, DecoderSpec, Experts
@@ -24,6 +25,8 @@ _YARN_FIXED = {
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
 }
+# More than any head has pairs; factors become Python's numbers before their count is checked.
+_MAX_FACTORS = 1 << 16
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
@@ -40,6 +43,8 @@ def spec_from_gguf(file: GgufFile, family: Family) -> DecoderSpec:
     reader = _Reader(file)
     if reader.whole("split.count", 1, prefixed=False) > 1:
         raise CheckpointError("split GGUF files are not supported; join the parts with llama-gguf-split --merge")
+    for key, fixed in family.gguf_fixed.items():
+        reader.require(key, fixed)
     embedding = family.gguf_tensor_name("embed")
     if embedding not in file.tensors:
         raise CheckpointError(f"the tensor {embedding} is missing")
@@ -101,6 +106,12 @@ class _Reader:
         if not isinstance(value, float):
             raise CheckpointError(f"the metadata key {self._prefix + key} is missing or no number")
         return value
+
+    def require(self, key: str, fixed: object) -> None:
+        name = self._prefix + key
+        value = self._metadata.get(name, fixed)
+        if value != fixed:
+            raise CheckpointError(f"the metadata key {name} is {quote(value)}; only {fixed!r} is supported")
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
@@ -196,6 +207,8 @@ def _rope_scaling(reader: _Reader, file: GgufFile, family: Family, max_context: 
 def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
     if name not in file.tensors:
         raise CheckpointError(f"the tensor {name} is missing")
+    if math.prod(file.tensors[name].shape) > _MAX_FACTORS:
+        raise CheckpointError(f"the tensor {name} has more than {_MAX_FACTORS} factors")
     return tuple(file.tensor(name).ravel().tolist())
 
 

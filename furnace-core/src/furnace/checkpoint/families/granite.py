@@ -26,6 +26,8 @@ GRANITE = replace(
     },
     config_fixed={"hidden_act": "silu"},
     gguf_architectures=("granite",),
+    # llama.cpp takes it as whether queries and keys are rotated at all.
+    gguf_fixed={"rope.scaling.finetuned": True},
     gguf_keys={
         "embedding_scale": Key("embedding_scale", 1.0),
         "attention_scale": Key("attention.scale", may_be_none=True),

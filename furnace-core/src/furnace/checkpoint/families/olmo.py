@@ -38,6 +38,8 @@ OLMO2 = replace(
         "layers.{i}.attention.post_norm": "blk.{i}.post_attention_norm",
         "layers.{i}.mlp.post_norm": "blk.{i}.post_ffw_norm",
     },
+    # OLMo 3 says that it is an olmo2 too. Its layers with a window are rotated without the scaling of the others.
+    gguf_fixed={"attention.sliding_window": 0},
     gguf_interleaved=frozenset(),
     constants={"pre_norms": False, "post_norms": True, "qk_norm": "projection"},
 )
