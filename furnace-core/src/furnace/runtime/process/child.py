@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -36,8 +35,10 @@ from furnace.contracts import (
 )
 from furnace.plugins import load_engine
 from furnace.plugins.errors import describe
+from furnace.plugins.parent_process import die_with
 from furnace.runtime.heartbeat import SharedHeartbeat
 from furnace.runtime.process import frames
+from furnace.runtime.process.heap import trim_heap
 from furnace.runtime.recorder import record_engine
 from furnace.runtime.scheduled import Scheduled
 from furnace.telemetry.logs import set_up_logging
@@ -47,7 +48,6 @@ __all__ = ["main"]
 logger = logging.getLogger("furnace.process")
 
 STATUS_SECONDS = 0.25
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineServer(asyncio.Protocol):
@@ -118,6 +118,7 @@ class EngineServer(asyncio.Protocol):
             **({} if launch.cache_dir is None else {"cache_dir": Path(launch.cache_dir)}),
         )
         engine = await asyncio.to_thread(load_engine, launch.spec, context=context, scheduler=launch.scheduler)
+        trim_heap()
         if launch.record is not None:
             record_engine(engine, launch.record, tokens=launch.record_tokens)
         watched = getattr(engine, "show_heartbeat", None)
@@ -252,7 +253,7 @@ class EngineServer(asyncio.Protocol):
 def main(arguments: list[str]) -> None:
     """The body of the process."""
     fd, beat, parent = map(int, arguments)
-    _die_with(parent)
+    die_with(parent)  # where that can't be had, the end of file does it
     # A terminal and systemd signal the whole group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -267,14 +268,6 @@ async def _serve(connection: socket.socket, heartbeat: SharedHeartbeat) -> None:
     loop = asyncio.get_running_loop()
     _, server = await loop.connect_accepted_socket(lambda: EngineServer(heartbeat), connection)
     await server.run()
-
-
-def _die_with(parent: int) -> None:
-    """End by SIGKILL when the parent's thread that started this process ends; Linux only, elsewhere by end of file."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":
