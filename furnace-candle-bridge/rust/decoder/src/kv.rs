@@ -132,10 +132,6 @@ impl KvCache {
         KvCache { shape, max_blocks, max_open, used: Arc::default(), sequences: HashMap::new(), next: 0 }
     }
 
-    pub fn shape(&self) -> &KvShape {
-        &self.shape
-    }
-
     /// Blocks in use, shared ones counted once.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
