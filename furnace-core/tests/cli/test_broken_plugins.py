@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,6 +139,33 @@ def test_what_a_plugin_starts_ends_with_the_check_and_is_not_waited_for(command:
 
     assert command("doctor", "parent").returncode == 0
     assert not runs(int(file.read_text()))
+
+
+def test_what_a_plugin_forks_is_not_waited_for_and_may_print_without_end(command: Any) -> None:
+    file = command.site / "pid"
+    code = (
+        "import os, pathlib\n"
+        "if child := os.fork():\n"
+        f"    pathlib.Path({str(file)!r}).write_text(str(child))\n"
+        "while not child:\n"
+        "    os.write(1, b'x' * 1000)\n"
+    )
+    install(command, "forks", code + GOOD)
+
+    assert errors_of(command, "forks") == {"forks": ""}
+    assert not runs(int(file.read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process that its parent ended")
+def test_an_import_that_hangs_ends_with_a_doctor_that_is_killed(command: Any) -> None:
+    pipe = command.site / "pipe"
+    os.mkfifo(pipe)
+    install(command, "hanging", f"import threading\nfile = open({str(pipe)!r}, 'w')\nthreading.Event().wait()")
+    doctor = command.start("doctor", "hanging", "--timeout", "3600")
+    with pipe.open() as reader:
+        doctor.kill()
+
+        assert reader.read() == ""  # the end of the file comes with the end of who had it open
 
 
 def runs(pid: int) -> bool:

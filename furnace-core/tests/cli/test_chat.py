@@ -103,6 +103,7 @@ def test_what_a_server_refuses_is_one_line(command: Any, url_of: Url) -> None:
 def test_mistakes_are_one_line(command: Any) -> None:
     for arguments, message in (
         (("http://127.0.0.1:1",), "can't be reached"),
+        (("http://[::1",), "no URL of a server"),
         (("http://127.0.0.1:1", "--api-key-env", "NO_SUCH_VARIABLE"), "NO_SUCH_VARIABLE"),
         (("acme:demo", "--model", "x"), "are for a URL"),
         (("acme",), "write SCHEME:MODEL"),

@@ -119,3 +119,14 @@ class Own(furnace.LlmEngine):
 
 def own() -> Own:
     return Own()
+
+
+class Raising(Own):
+    """Fails with an exception of its own."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        raise RuntimeError("no luck today")
+
+
+def raising() -> Raising:
+    return Raising()

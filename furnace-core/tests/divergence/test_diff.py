@@ -79,6 +79,11 @@ def test_what_does_not_fit_the_context_of_b_is_left_out_and_said() -> None:
     assert "only as far as B's context goes" in found.notes[0]
 
 
+def test_what_an_engine_raises_is_an_error_that_names_it() -> None:
+    with pytest.raises(DiffError, match=r"counting_models.py:raising: no luck today"):
+        diff("plain", "raising")
+
+
 def test_logits_that_are_not_finite_are_an_error_that_names_the_engine() -> None:
     with pytest.raises(DiffError, match=r"counting_models.py:broken: the logits are not finite"):
         diff("plain", "broken")
@@ -133,3 +138,12 @@ def test_the_command_prints_tables_or_json_and_its_exit_code_says_whether_they_d
     assert (table.returncode, data.returncode) == (code, code)
     assert f"same token at {8 - 2 * code} of 8" in table.stdout
     assert json.loads(data.stdout)["prompts"][0]["equal"] == 8 - 2 * code
+
+
+def test_a_mistake_in_b_is_told_before_a_runs() -> None:
+    run = [sys.executable, "-m", "furnace", "diff", f"python:{MODELS}:plain", "nobody:x"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("furnace: no installed engine has the scheme 'nobody'")
+    assert done.stderr.count("\n") == 1

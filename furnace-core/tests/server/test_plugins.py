@@ -366,7 +366,14 @@ def broken_read():
 
 @pytest.mark.parametrize(
     "read",
-    [broken_read, lambda: "many", lambda: {("a",): "x"}, lambda: {(): 1.0, ("a",): 2.0}, lambda: {("\ud800",): 1.0}],
+    [
+        broken_read,
+        lambda: "many",
+        lambda: {("a",): "x"},
+        lambda: {(): 1.0, ("a",): 2.0},
+        lambda: {("\ud800",): 1.0},
+        lambda: {"a": 1.0},
+    ],
 )
 def test_a_metric_that_can_not_be_read_is_left_out_and_the_log_says_whose_it_is_once(caplog, read):
     labels = () if read is broken_read else ("who",)
@@ -401,6 +408,7 @@ def test_a_metric_that_can_not_be_read_is_left_out_and_the_log_says_whose_it_is_
         (gauge(labels=("a b",)), "a label is letters"),
         (gauge(labels=("__name__",)), "a label is letters"),
         (gauge(labels=("a", "a")), "a label twice"),
+        (gauge(labels="who"), r"labels are no tuple: write labels=\('who',\)"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_refused_with_the_name_of_the_plugin(family, message):

@@ -40,13 +40,13 @@ async def test_an_answer_becomes_events_with_one_last_one() -> None:
     async def answer(asked: Asked, reply: Reply) -> None:
         await reply.head()
         await reply.events(ROLE, content("Good "), content("day"))
-        await reply.events({"choices": [{"delta": {}, "finish_reason": "length"}]}, usage(11, 2), DONE)
+        await reply.events({"choices": [{"delta": {}, "finish_reason": "length"}]}, usage(11, 2, 4), DONE)
         await reply.end()
 
     events = await events_of(answer)
 
     assert [event.text for event in events if isinstance(event, Text)] == ["Good ", "day"]
-    assert events[-1] == Finished(FinishReason.LENGTH, Usage(11, 2))
+    assert events[-1] == Finished(FinishReason.LENGTH, Usage(11, 2, 4))
     assert sum(isinstance(event, Finished | Failed) for event in events) == 1
 
 
@@ -100,10 +100,13 @@ async def test_a_stream_that_goes_wrong_fails_once(event: Any, message: str) -> 
     async def answer(asked: Asked, reply: Reply) -> None:
         await reply.head()
         await reply.events(event)
+        if event != content("no end"):
+            await reply.events(content("late"), FINISH, DONE)
         await reply.end()
 
     events = await events_of(answer)
 
+    assert isinstance(events[-1], Failed)
     assert [message in event.error.message for event in events if isinstance(event, Failed)] == [True]
 
 
@@ -142,8 +145,8 @@ async def test_the_only_model_of_a_server_is_found_and_several_are_named() -> No
         assert engine.name == "one"
         await engine.aclose()
 
-        models.append("two")
+        models.append("\x1b[31mtwo")
         engine = RemoteEngine(Target(server.url))
-        with pytest.raises(TargetError, match=r"serves 2 models \(one, two\); name one with --model"):
+        with pytest.raises(TargetError, match=r"serves 2 models \('one', '\\x1b\[31mtwo'\); name one with --model"):
             await engine.start()
         await engine.aclose()

@@ -52,6 +52,8 @@ class Listener(LlmEngine):
         last = messages[-1].text
         if last == "fail":
             return Scripted([Text("half"), Failed(EngineUnavailableError("it is gone").info)])
+        if last == "escape":
+            raise EngineUnavailableError("\x1b[31mred")
         told = json.dumps([f"{message.role}: {message.text}" for message in messages])
         reason = FinishReason.LENGTH if last == "long" else FinishReason.STOP
         pieces = [told] if last == "tell" else ["long", "er"] if last == "long" else ["ok"]
@@ -129,6 +131,14 @@ def test_a_command_that_is_not_there_is_not_sent_to_the_model(line: str, capsys:
     out, err = capsys.readouterr()
     assert out == ""
     assert f"there is no command {line[:200]}; /help" in err
+
+
+def test_what_an_error_says_can_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    talk("escape")
+
+    out, err = capsys.readouterr()
+    assert "furnace: \N{REPLACEMENT CHARACTER}[31mred" in err
+    assert "\x1b[31m" not in out + err
 
 
 def test_a_path_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,11 +35,11 @@ class Client:
     """
 
     def __init__(self, target: Target, plan: Plan, clock: Clock) -> None:
-        path = urlsplit(target.url).path.rstrip("/")
-        self._base = path if path.endswith("/v1") else path + "/v1"
         self._plan = plan
         self._clock = clock
         self._pool = ConnectionPool(target.url, clock)
+        path = urlsplit(target.url).path.rstrip("/")
+        self._base = path if path.endswith("/v1") else path + "/v1"
         key = target.key or ""
         if not (key.isascii() and key.isprintable()):
             raise BenchError("the API key has characters that a header can't hold")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from furnace.bench.errors import BenchError
+from furnace.contracts.errors import quote
 
 __all__ = ["Clock", "Connection", "ConnectionPool", "LostConnectionError", "Receiver"]
 
@@ -151,13 +152,13 @@ class ConnectionPool:
     """
 
     def __init__(self, url: str, clock: Clock) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BenchError(f"{url!r} is no URL of a server: write http://host:port")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise BenchError(f"{url!r} is no URL of a server: {error}") from None
+            raise BenchError(f"{quote(url)} is no URL of a server: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BenchError(f"{quote(url)} is no URL of a server: write http://host:port")
         self.host = parts.netloc.rpartition("@")[2]
         self._name = parts.hostname
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None

@@ -82,7 +82,11 @@ def _diff(a: str, b: str, settings: Settings, margin: float) -> Diff:
     import gc
 
     from furnace.divergence import compare, run_forced, run_greedy
+    from furnace.plugins import EngineSpec
+    from furnace.plugins.registry import find_engine
 
+    for spec in (a, b):
+        find_engine(EngineSpec.parse(spec).scheme)  # a mistake in B is told at once, and not after A has run
     of_a = run_greedy(a, settings)
     gc.collect()  # so that B finds the memory that A had
     return compare(of_a, run_forced(b, settings, of_a), settings, margin=margin)

@@ -1,4 +1,4 @@
-"""The process that imports a plugin: ``python -m furnace.diagnosis.child FD TASK``.
+"""The process that imports a plugin: ``python -m furnace.diagnosis.child PARENT FD TASK``.
 
 Started by ``probe``, never by hand. Whatever the plugin does to this process, the one that asked goes on. It writes
 what it knows to FD, a JSON object a line, at the beginning of each stage and at the end.
@@ -19,6 +19,7 @@ from furnace.diagnosis.report import Checked, Loaded
 from furnace.diagnosis.task import Task
 from furnace.plugins.errors import PluginError, describe
 from furnace.plugins.hookspecs import ENGINE_GROUP
+from furnace.plugins.parent_process import die_with
 
 __all__ = ["main"]
 
@@ -39,12 +40,13 @@ class _Teller:
 
 def main(arguments: Sequence[str]) -> None:
     """Check, and tell; a crash or a hang is told by the parent."""
-    fd = int(arguments[0])
+    die_with(int(arguments[0]))
+    fd = int(arguments[1])
     # What the plugin starts must not keep the parent waiting.
     os.set_inheritable(fd, False)
     _no_core_dump()
     faulthandler.enable()
-    task = msgspec.json.decode(arguments[1].encode("utf-8", "surrogateescape"), type=Task)
+    task = msgspec.json.decode(arguments[2].encode("utf-8", "surrogateescape"), type=Task)
     teller = _Teller(fd)
     try:
         if task.group == ENGINE_GROUP:

@@ -31,10 +31,7 @@ class Faster:
 
 _X86 = ("x86_64", "AMD64")
 
-RULES = (
-    Faster("torch", "openvino", "furnace-openvino", _X86, "several times as fast"),
-    Faster("candle", "openvino", "furnace-openvino", _X86, "faster"),
-)
+RULES = (Faster("torch", "openvino", "furnace-openvino", _X86, "several times as fast"),)
 
 
 def faster_engine(

@@ -56,10 +56,11 @@ class _Child:
     """One process: what it tells, and the end of what it prints."""
 
     def __init__(self, task: Task) -> None:
+        given = msgspec.json.encode(task).decode()
         self._told, told = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 # our own interpreter and module
-                [sys.executable, "-P", "-m", "furnace.diagnosis.child", str(told), msgspec.json.encode(task).decode()],
+                [sys.executable, "-P", "-m", "furnace.diagnosis.child", str(os.getpid()), str(told), given],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -82,7 +83,7 @@ class _Child:
 
     def run(self, seconds: float) -> Checked:
         """Wait for its end, or for the end of its time."""
-        while self._reads(self._told):
+        while not self._complete:
             stage = self._checked.stage
             limit = LIMITS.get(stage, seconds)
             if not self._read_until(time.monotonic() + limit, stage):
@@ -98,20 +99,24 @@ class _Child:
 
     def end(self) -> None:
         """Kill it and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         self._selector.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         os.close(self._told)
 
+    @property
+    def _complete(self) -> bool:
+        """It has told all; what it forked may keep the pipe open."""
+        return self._checked.stage == "done" or self._checked.problem is not None or not self._reads(self._told)
+
     def _reads(self, fd: int) -> bool:
         return fd in self._selector.get_map()
 
     def _read_until(self, deadline: float, stage: str) -> bool:
-        """Read until it is at another stage or has ended; False when the time is over."""
-        while self._checked.stage == stage and self._reads(self._told):
+        """Read until it is at another stage or has told all; False when the time is over."""
+        while self._checked.stage == stage and not self._complete:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -136,7 +141,13 @@ class _Child:
             self._checked = msgspec.json.decode(line, type=Checked)
         return True
 
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _drain(self) -> None:
+        """Read what is left of its output, to which nothing that it started may add without end."""
+        self._kill()
         while self._reads(self._printed) and self._read(self._printed):
             pass
 

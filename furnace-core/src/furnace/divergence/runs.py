@@ -12,7 +12,6 @@ import msgspec
 
 from furnace.contracts import (
     ChatInput,
-    EngineError,
     Failed,
     GenerateRequest,
     Input,
@@ -151,14 +150,22 @@ def _load(spec: str, settings: Settings) -> LlmEngine:
 def _closing(spec: str, engine: Scheduled) -> Iterator[None]:
     """Close an engine that was not started, whatever happens."""
     try:
-        yield
-    except (DiffError, EngineError):
-        raise
-    except Exception as error:  # of somebody's model
-        raise DiffError(f"{spec}: {describe(error)}") from error
+        with _blaming(spec):
+            yield
     finally:
         asyncio.run(engine.aclose())
         engine.model.close()
+
+
+@contextmanager
+def _blaming(spec: str) -> Iterator[None]:
+    """Say whose fault a failure is."""
+    try:
+        yield
+    except (DiffError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # whatever somebody's model raises, also a panic of a Rust extension
+        raise DiffError(f"{spec}: {describe(error)}") from error
 
 
 def _step(
@@ -189,10 +196,8 @@ def _step(
 
 def _generate(spec: str, engine: LlmEngine, prompts: Sequence[list[int] | None], settings: Settings) -> Run:
     """Let an engine make its outputs as for a client."""
-    try:
+    with _blaming(spec):
         return asyncio.run(_generated(spec, engine, prompts, settings))
-    except EngineError as error:
-        raise DiffError(f"{spec}: {error}") from error
 
 
 async def _generated(spec: str, engine: LlmEngine, prompts: Sequence[list[int] | None], settings: Settings) -> Run:

@@ -56,6 +56,8 @@ def checked_family(family: object, taken: Iterable[str]) -> MetricFamily:
     name = family.name
     if not isinstance(family.help, str) or not family.help.isprintable() or not family.help:
         raise ValueError(f"has a metric {name} whose help is not one line of text")
+    if not isinstance(family.labels, tuple):
+        raise ValueError(f"has a metric {name} whose labels are no tuple: write labels=({quote(family.labels)},)")
     for label in family.labels:
         if not isinstance(label, str) or not _NAME.fullmatch(label) or label.startswith("__"):
             raise ValueError(

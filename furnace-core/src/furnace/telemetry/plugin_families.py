@@ -32,11 +32,13 @@ class PluginFamilies(Collector):
         """Called by the registry."""
         for label, family in self._families:
             try:
-                yield _read(family)
+                metric = _read(family)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # whatever a plugin raises; the other metrics are still there
                 self._complaints.about(f"{label}: the metric {family.name} can't be read", error)
+            else:
+                yield metric
 
 
 def _read(family: MetricFamily) -> Metric:
@@ -46,7 +48,8 @@ def _read(family: MetricFamily) -> Metric:
     if not isinstance(samples, Mapping):
         samples = {(): samples}
     for values, number in samples.items():
-        if len(values) != len(family.labels) or not all(isinstance(value, str) for value in values):
+        fits = isinstance(values, tuple) and len(values) == len(family.labels)
+        if not fits or not all(isinstance(value, str) for value in values):
             raise ValueError(f"{quote(values)} are no values of the labels {family.labels}")
         "".join(values).encode()  # what UTF-8 can't hold would break the other metrics too
         metric.add_metric(values, float(number))

@@ -31,6 +31,7 @@ from furnace.contracts import (
     UnsupportedError,
     Usage,
 )
+from furnace.contracts.errors import quote
 
 __all__ = ["RemoteEngine"]
 
@@ -66,7 +67,7 @@ class RemoteEngine(LlmEngine):
             return
         models = await self._client.models()
         if len(models) != 1:
-            names = ", ".join(models[:20]) or "none"
+            names = ", ".join(map(quote, models[:20])) or "none"
             raise TargetError(f"{self._client.url} serves {len(models)} models ({names}); name one with --model")
         self._client.model = models[0]
 
@@ -134,7 +135,7 @@ class _Reply(Generation, Body):
             super().on_body(data, at)
             return
         for event in self._split(data):
-            if event != b"[DONE]":
+            if event != b"[DONE]" and not self._over:
                 self._take(event)
         self._news.set()
 
@@ -167,7 +168,9 @@ class _Reply(Generation, Body):
             self._fail(EngineFailedError(error_message(event)))
             return
         if chunk.usage is not None:
-            self._usage = Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+            details = chunk.usage.prompt_tokens_details
+            cached = 0 if details is None else details.cached_tokens or 0
+            self._usage = Usage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, cached)
         for choice in chunk.choices:
             if choice.delta is not None and choice.delta.content:
                 self._events.append(Text(choice.delta.content))

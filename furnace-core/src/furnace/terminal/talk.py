@@ -107,7 +107,7 @@ class Talk:
                 for piece in stream:
                     first = first or self._clock()
                     pieces.append(piece)
-                    sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", piece))
+                    sys.stdout.write(_harmless(piece))
                     sys.stdout.flush()
             except KeyboardInterrupt:
                 if not self._lines.interactive:
@@ -149,4 +149,8 @@ def _rates(stream: TextStream, stopped: bool, ttft: float | None, pace: float | 
 
 
 def _note(text: str) -> None:
-    click.secho(text, err=True, dim=True)
+    click.secho(_harmless(text), err=True, dim=True)
+
+
+def _harmless(text: str) -> str:
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -154,7 +154,8 @@ class CancellationChecks(Conformance):
     async def test_cancelled_requests_leave_no_place_taken(self, client: Client) -> None:
         """More requests than any engine runs at once are cancelled, in every phase; then new ones are served."""
         for turn in range(8):
-            generations = [await client.submit(client.ask(max_tokens=None, salt=str(place))) for place in range(16)]
+            requests = [client.ask(max_tokens=None, salt=str(place)) for place in range(16)]
+            generations = await client.fill(requests, f"up to {16 * turn} requests were cancelled")
             for place, generation in enumerate(generations):
                 if place % 4 == turn % 4:
                     await client.read_texts(generation, 1)
@@ -208,7 +209,9 @@ class CancellationChecks(Conformance):
         """Behind requests that fill the engine, one that may not wait gets its last event alone, or starts at once."""
         request = client.ask(max_tokens=4)
         late = GenerateRequest(input=request.input, params=request.params, deadline=1e-9)
-        busy = [await client.submit(client.ask(max_tokens=None, salt=str(place))) for place in range(40)]
+        busy = await client.fill([client.ask(max_tokens=None, salt=str(place)) for place in range(40)])
+        if len(busy) < 40:  # the queue is full: the one that comes needs a place in it
+            await busy.pop().aclose()
         first = await client.read_texts(busy[0], 1)
         _ = first.started
         whole = client.engine.max_context - first.started.prompt_tokens

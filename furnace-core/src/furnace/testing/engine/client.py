@@ -11,6 +11,7 @@ import msgspec
 
 from furnace.contracts import (
     ChatInput,
+    EngineBusyError,
     Event,
     Failed,
     Finished,
@@ -157,6 +158,36 @@ class Client:
         """Of requests that run at once."""
         generations = [await self.submit(request) for request in requests]
         return list(await asyncio.gather(*map(self.read, generations)))
+
+    async def fill(self, requests: Sequence[GenerateRequest], after: str = "all others ended") -> list[Generation]:
+        """Admit requests until the engine says that its queue is full, which it may.
+
+        Args:
+            requests: at least one.
+            after: what happened before, for the message.
+
+        Raises:
+            ConformanceError: not even one is admitted, and that does not change with time.
+        """
+        admitted: list[Generation] = []
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SETTLE_SECONDS
+        for request in requests:
+            while True:
+                try:
+                    admitted.append(await self.submit(request))
+                    break
+                except EngineBusyError as error:
+                    if admitted:
+                        return admitted
+                    if loop.time() > end:
+                        fail(
+                            f"after {after} the engine has no room for one request: EngineBusyError: "
+                            f"{quote(error.message)} Give back a request's place, in the queue too, on every path: "
+                            "when it ends, and when aclose() comes while it waits."
+                        )
+                    await asyncio.sleep(0.01)
+        return admitted
 
     async def read(self, generation: Generation) -> Answer:
         """All events of a generation."""

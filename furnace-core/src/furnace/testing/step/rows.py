@@ -7,7 +7,7 @@ import numpy as np
 from furnace.contracts import BatchStepModel, Chunk, ChunkKind, ForkKind, InvalidRequestError, Output
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
-from furnace.testing.verdict import Inapplicable, fail, require
+from furnace.testing.verdict import ConformanceError, Inapplicable, fail, require
 
 __all__ = ["RowChecks"]
 
@@ -140,6 +140,39 @@ class RowChecks(Conformance):
                 f"In a step that mixes prefill and decode, the row of {name} is not what it is alone. Each chunk must "
                 "see its own state and its own positions.",
             )
+
+    @step_check
+    def test_decode_rows_come_on_top_of_max_step_tokens(self, steps: Steps) -> None:
+        """A step with as many prompt tokens as ``max_step_tokens`` allows, and decode rows beside them."""
+        size, unit = steps.limits.max_step_tokens, steps.unit
+        longest = min(steps.model.max_context - 1, size)
+        lengths = [longest] * (size // longest) + [size % longest] * (size % longest > 0)
+        room = (steps.limits.kv_tokens or 2 * size) // steps.limits.kv_block - sum(map(steps.blocks, lengths))
+        decoding = min(8, steps.limits.max_open - len(lengths), room // steps.blocks(unit + 1))
+        if decoding < 1 or size > 4096:
+            raise Inapplicable("the limits allow no such step, or one that takes too long for a test")
+        sequences = [steps.tokens(unit + 1, "on top", index) for index in range(decoding)]
+        prompts = [steps.tokens(length, "step", index) for index, length in enumerate(lengths)]
+        states = [steps.open() for _ in sequences]
+        for state, tokens in zip(states, sequences, strict=True):
+            steps.prefill(state, tokens[:unit])
+        batch = [
+            steps.decode_chunk(state, tokens[unit:], unit) for state, tokens in zip(states, sequences, strict=True)
+        ]
+        batch += [Chunk(steps.open(), prompt, 0, ChunkKind.PREFILL, Output.LAST) for prompt in prompts]
+        what = (
+            f"a step of {size} prompt tokens and {decoding} decode rows. max_step_tokens={size} bounds the prompt "
+            "tokens alone; up to max_open decode rows come on top: make buffers for both."
+        )
+        try:
+            rows = steps.step(batch)
+        except ConformanceError as error:
+            raise ConformanceError(f"The model failed in {what} {error}") from error.__cause__
+        steps.release_all()
+        due = [steps.alone(tokens, unit)[1:] for tokens in sequences]
+        due += [steps.alone(prompt, len(prompt)) for prompt in prompts]
+        for row, expected in zip(rows, due, strict=True):
+            steps.same(row, expected, f"A row is not what it is alone in {what}")
 
     @step_check
     def test_output_all_gives_a_row_for_each_token(self, steps: Steps) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from furnace.contracts import Chunk, ChunkKind, Output, State
@@ -11,6 +13,9 @@ from furnace.testing.step.driver import Steps
 from furnace.testing.verdict import Inapplicable
 
 __all__ = ["SequenceChecks"]
+
+_LENGTHS = 12
+_DECODED = 4
 
 
 class SequenceChecks(Conformance):
@@ -29,6 +34,51 @@ class SequenceChecks(Conformance):
                 f"The row after {length} tokens, the last {length - prompt} of them decoded, is not the row after a "
                 "prompt of these tokens. Check the position of decoded tokens: the first one after a prompt of n "
                 "tokens is at position n.",
+                exact=False,
+            )
+
+    @step_check
+    def test_prompts_of_all_lengths_go_on_as_they_would_in_one_piece(self, steps: Steps) -> None:
+        """At lengths up to the context, the row after a few decoded tokens is the row after the whole as a prompt."""
+        block = steps.limits.kv_block
+        room = (steps.limits.kv_tokens or steps.model.max_context) // block * block
+        longest = min(steps.model.max_context - 1, room)
+        example = self.example_tokens(steps.model)
+        # What follows is the end of the example: a model may read a second chat as more than tokens.
+        onward = example[len(example) // 2 :]
+        tokens = (example + onward * -(-longest // len(onward)))[:longest]
+        # KV in 8 bits rounds otherwise when decoded, and over all of a context that adds up; a lost token is far more.
+        rough = Steps(steps.model, 10 * steps.tolerance)
+        for part in range(1, _LENGTHS + 1):
+            length = longest * part // _LENGTHS
+            if length <= _DECODED:
+                continue
+            rough.same(
+                rough.alone(tokens[:length], length - _DECODED)[-1:],
+                rough.alone(tokens[:length], length),
+                f"The row after {length} tokens, the last {_DECODED} of them decoded, is not the row after a prompt of "
+                "these tokens. If other lengths are right, look at where prefill cuts a prompt into pieces, and at a "
+                "window or ring buffer: a piece must not overwrite what its own tokens still see.",
+                exact=False,
+            )
+
+    @step_check
+    def test_a_prompt_that_begins_an_earlier_one_has_its_own_row(self, steps: Steps) -> None:
+        """A prompt, then its beginning, the same again, and one that goes on: as a cache of prompts meets them."""
+        unit, tokens = steps.unit, steps.tokens(2 * steps.unit + 5, "begins")
+        steps.need_context(len(tokens) + 1)
+        lengths = (len(tokens) - 1, unit, unit, unit + 1, len(tokens), len(tokens) - 2, 1)
+        due = {}
+        for length in sorted(set(lengths)):
+            steps.alone(steps.tokens(3, "between", length), 3)
+            due[length] = steps.alone(tokens[:length], length)
+        for before, length in pairwise((len(tokens), *lengths)):
+            steps.same(
+                steps.alone(tokens[:length], length),
+                due[length],
+                f"After a prompt of {before} tokens, one of {length} of the same tokens gets another row than before. "
+                "If the model keeps an earlier prompt's KV: take the common tokens from it, but always compute the "
+                "last token again, for its row.",
                 exact=False,
             )
 

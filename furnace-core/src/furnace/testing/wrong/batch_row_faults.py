@@ -42,6 +42,17 @@ class BatchDecodeRowsFirst(LittleBatchModel):
         return super().step(sorted(batch, key=lambda chunk: chunk.kind is ChunkKind.PREFILL))
 
 
+@caught_by("test_decode_rows_come_on_top_of_max_step_tokens")
+class BatchScratchForPromptsAlone(LittleBatchModel):
+    """Has buffers for ``max_step_tokens`` tokens, and nothing on top for decode rows."""
+
+    def step(self, batch: Sequence[Chunk]) -> Floats:
+        count = sum(len(chunk.tokens) for chunk in batch)
+        if count > self.limits.max_step_tokens:
+            raise ValueError(f"could not broadcast {count} rows into {self.limits.max_step_tokens}")
+        return super().step(batch)
+
+
 @caught_by("test_output_all_gives_a_row_for_each_token")
 class BatchAllRowsReversed(LittleBatchModel):
     """Returns the rows of all tokens of a chunk from the last to the first."""

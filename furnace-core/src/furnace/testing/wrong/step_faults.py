@@ -214,6 +214,35 @@ class StepWindowInDecode(LittleStepModel):
         return self.lm.logits(self.lm.hidden(token, state.length - 1, seen))
 
 
+@caught_by("test_prompts_of_all_lengths_go_on_as_they_would_in_one_piece")
+class StepPiecesOverwriteTheWindow(LittleStepModel):
+    """Reads a prompt in pieces of 128, of which the first 48 tokens see nothing of the piece before."""
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[LittleCache, Floats]:
+        cache, logits = super().prefill(prompt)
+        last = len(prompt) - 1
+        start = last // 128 * 128
+        if last - start < 48:
+            logits = self.lm.logits(self.lm.hidden(prompt[-1], last, cache.entries[start : cache.length]))
+        return cache, logits
+
+
+@caught_by("test_a_prompt_that_begins_an_earlier_one_has_its_own_row")
+class StepKeepsTheLastRow(LittleStepModel):
+    """Gives a prompt that begins the one before that one's logits, since all of its KV is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: list[int] = []
+        self._logits = np.empty(0, np.float32)
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[LittleCache, Floats]:
+        cache, logits = super().prefill(prompt)
+        if self._last[: len(prompt)] != list(prompt):
+            self._last, self._logits = list(prompt), logits
+        return cache, self._logits.copy()
+
+
 @caught_by("test_a_token_outside_the_vocabulary_hurts_nobody")
 class StepDiesOfOneError(LittleStepModel):
     """Refuses everything after one request failed."""
