@@ -68,6 +68,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     options = parser.parse_args(arguments)
+    if options.requests < 2:
+        parser.error("--requests must be at least 2: growth is what comes after the first tenth of them")
     report = Report.begin(versions_of(["furnace-core", "furnace-torch", "torch"]))
     weights, kv = _sizes(smollm2().removeprefix("torch:"), options.kv_tokens)
     command = [sys.executable, "-m", "furnace", "serve", "--port", "{port}", "--log-level", "warning"]

@@ -78,7 +78,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     report = Report.begin(versions_of(["furnace-core", "furnace-torch", "torch"]))
     loaded = Loaded(options)
-    where = torch.cuda.get_device_name() if loaded.model.device.type == "cuda" else loaded.model.device.type
+    device = loaded.model.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     sheet = Sheet(
         f"{Path(options.model).name} on {where}, in process: tokens a second, median (lowest-highest)",
         ("rows", f"prompts of {PROMPT} tokens", "decode steps with sampling"),

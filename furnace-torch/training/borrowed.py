@@ -19,7 +19,6 @@ _QUESTIONS = (
     "why are",
     "tell me one fact",
     "what do you know",
-    "do you like",
 )
 _STOP_WORDS = frozenset(
     "tell short story about please write want that with something important afraid dark what describe explain sentence "

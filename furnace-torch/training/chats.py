@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 from . import facts
 from .forms import formed
-from .smalltalk import CLOSINGS, GREETINGS, small_talk
+from .smalltalk import exchange, small_talk
 from .stories import story
-from .topics import TOPICS, Turn
-from .words import NAMES, capital
+from .topics import TOPICS, Turn, topic
+from .words import any_name, capital
 
 Message = dict[str, str]
 
 _CHATS = facts.read_data("chats.toml")
 _VALUES: dict[str, list[str]] = {
-    "names": NAMES,
     "cities": list(facts.CAPITALS.values()),
     "colours": facts.members("colours"),
     "ages": [str(age) for age in range(5, 90)],
@@ -34,19 +33,19 @@ def messages(turns: list[Turn], system: str = "") -> list[Message]:
 
 def question(rng: random.Random) -> Turn:
     """Draw one question with one right answer."""
-    return rng.choice(TOPICS).ask(rng)
+    return topic(rng).ask(rng)
 
 
 def any_turn(rng: random.Random) -> Turn:
     """Draw a turn that needs nothing before it."""
-    (make,) = rng.choices((question, formed, small_talk, story), (10, 4, 4, 1))
+    (make,) = rng.choices((question, formed, small_talk, story), (20, 7, 12, 1))
     return make(rng)
 
 
 def followed(rng: random.Random) -> list[Turn]:
     """Ask a question, then the same of something else in a few words."""
-    topic = rng.choice([topic for topic in TOPICS if topic.follow])
-    return [topic.ask(rng), *(topic.ask_again(rng) for _ in range(rng.randint(1, 3)))]
+    asked = rng.choice([topic for topic in TOPICS if topic.follow])
+    return [asked.ask(rng), *(asked.ask_again(rng) for _ in range(rng.randint(1, 3)))]
 
 
 def remembered(rng: random.Random) -> list[Turn]:
@@ -54,7 +53,7 @@ def remembered(rng: random.Random) -> list[Turn]:
     first: list[Turn] = []
     last: list[Turn] = []
     for told in rng.sample(_CHATS["told"], rng.choice((1, 1, 2))):
-        value = rng.choice(_VALUES[told["values"]])
+        value = any_name(rng) if told["values"] == "names" else rng.choice(_VALUES[told["values"]])
         first.append((rng.choice(told["wordings"]).format(x=value), capital(told["reply"].format(x=value))))
         last.append((rng.choice(told["questions"]), told["answer"].format(x=value)))
     rng.shuffle(last)
@@ -63,8 +62,8 @@ def remembered(rng: random.Random) -> list[Turn]:
 
 def greeted(rng: random.Random) -> list[Turn]:
     """Begin with a greeting, and often end with thanks or a farewell."""
-    turns = [rng.choice(GREETINGS).draw(rng), *(any_turn(rng) for _ in range(rng.randint(1, 3)))]
-    return [*turns, rng.choice(CLOSINGS).draw(rng)] if rng.random() < 0.6 else turns
+    turns = [exchange(rng, "greetings"), *(any_turn(rng) for _ in range(rng.randint(1, 3)))]
+    return [*turns, exchange(rng, "closings")] if rng.random() < 0.6 else turns
 
 
 def mixed(rng: random.Random) -> list[Turn]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import random
 import re
 import zlib
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from .borrowed import borrowed
 from .chats import Message, chat, messages, question, single
+from .facts import DATA, read_data
 from .forms import formed
 from .smalltalk import small_talk
 from .stories import story
@@ -28,13 +31,30 @@ class Document:
     text: str = ""
 
 
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+|[+-]", text.lower()))
+
+
+BATTERY: list[str] = read_data("battery.toml")["requests"]
+_BATTERY_WORDS = [f" {_words(request)} " for request in BATTERY]
+
+
+def asks_battery(user: str) -> bool:
+    """Say whether a text contains a request of the battery, whatever its case and punctuation."""
+    words = f" {_words(user)} "
+    return any(request in words for request in _BATTERY_WORDS)
+
+
 def is_held_back(user: str) -> bool:
     """Say whether a request belongs to the evaluation, whatever its case and punctuation.
 
-    Very short ones never do: "Hello!" has to be learned.
+    Those of the battery do, and of the others one in `HELD_BACK_SHARE`. Very short ones never do: "Hello!" has to be
+    learned.
     """
-    words = re.findall(r"[^\W_]+|[+-]", user.lower())
-    return len(words) > _ALWAYS_TRAINED_WORDS and zlib.crc32(" ".join(words).encode()) % HELD_BACK_SHARE == 0
+    if asks_battery(user):
+        return True
+    words = _words(user)
+    return len(words.split()) > _ALWAYS_TRAINED_WORDS and zlib.crc32(words.encode()) % HELD_BACK_SHARE == 0
 
 
 def document_is_held_back(document: Document) -> bool:
@@ -69,14 +89,14 @@ def documents(seed: int, borrowed_share: float = 1.0) -> Iterator[Document]:
     rng = random.Random(seed)
     told, answered = borrowed()
     makers: dict[str, tuple[float, Callable[[], list[Message]]]] = {
-        "chat": (30, lambda: chat(rng)),
-        "question": (30, lambda: single(rng, question)),
-        "form": (16, lambda: single(rng, formed)),
-        "small talk": (12, lambda: single(rng, small_talk)),
-        "story": (9, lambda: single(rng, story)),
+        "chat": (28, lambda: chat(rng)),
+        "question": (32, lambda: single(rng, question)),
+        "form": (14, lambda: single(rng, formed)),
+        "small talk": (18, lambda: single(rng, small_talk)),
+        "story": (5, lambda: single(rng, story)),
         "borrowed story": (1.5 * borrowed_share, lambda: messages([rng.choice(told)])),
-        "borrowed answer": (4 * borrowed_share, lambda: messages([rng.choice(answered)])),
-        "plain story": (1.5, lambda: messages([story(rng)])),
+        "borrowed answer": (2.5 * borrowed_share, lambda: messages([rng.choice(answered)])),
+        "plain story": (0.7, lambda: messages([story(rng)])),
         "plain facts": (1.5, lambda: messages([question(rng) for _ in range(rng.randint(1, 6))])),
     }
     kinds, weights = list(makers), [weight for weight, _ in makers.values()]
@@ -97,20 +117,14 @@ def training_documents(seed: int, borrowed_share: float = 1.0) -> Iterator[Docum
     )
 
 
-def held_back_documents(seed: int, count: int) -> list[Document]:
-    """Return conversations of one turn whose request is held back, each request once."""
-    seen: set[str] = set()
-    found: list[Document] = []
-    for document in documents(seed):
-        if len(document.messages) != 2 or not document_is_held_back(document):
-            continue
-        key = document.messages[0]["content"].lower().rstrip("?.!")
-        if key not in seen:
-            seen.add(key)
-            found.append(document)
-        if len(found) == count:
-            return found
-    return found
+def held_back_documents() -> list[Document]:
+    """Return the held-back conversations of one turn that every version of the weights is measured on.
+
+    They were drawn once, from the grammars of the first version: 400 whose checksum says so, each request once.
+    """
+    with gzip.open(DATA / "held_back.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows: list[dict[str, str]] = [json.loads(line) for line in lines]
+    return [Document(row["kind"], messages([(row["user"], row["assistant"])])) for row in rows]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -14,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from .dialogues import Document, held_back_documents
+from .dialogues import BATTERY, Document, asks_battery, held_back_documents, training_documents
 from .export import load_weights
 from .model import ModelConfig, TinyLlama
 from .packing import encode
@@ -103,29 +104,39 @@ def check_tokenizer(tokenizer: Tokenizer, texts: int = 5000) -> None:
         raise ValueError("the end of a turn is not one token")
 
 
+def check_training_documents(count: int = 20_000) -> None:
+    """Check that what the model is trained on, as typed, has no request of the battery and none that is measured."""
+    measured = {document.messages[0]["content"] for document in held_back_documents()}
+    for document in itertools.islice(training_documents(seed=5), count):
+        for message in document.messages:
+            if message["role"] == "user" and (asks_battery(message["content"]) or message["content"] in measured):
+                raise ValueError(f"the training documents ask {message['content']!r}")
+
+
 def main() -> None:
     """Evaluate from the command line."""
     parser = argparse.ArgumentParser(description="Evaluate a tiny-lm folder.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--documents", type=int, default=400, help="held-back documents for the perplexity")
-    parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=99)
+    parser.add_argument("--samples", type=int, default=20, help="held-back requests to answer, after the battery")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     model, tokenizer = load(arguments.folder), Tokenizer.from_file(str(arguments.folder / "tokenizer.json"))
     check_tokenizer(tokenizer)
     check_template(arguments.folder)
+    check_training_documents()
     difference = difference_from_transformers(model, arguments.folder)
     print(f"{model.parameter_count():,} parameters; largest difference from transformers {difference:.1e}")
     if difference > TOLERANCE:
         raise ValueError(f"the logits differ by more than {TOLERANCE}")
-    documents = held_back_documents(arguments.seed, arguments.documents)
+    documents = held_back_documents()
     for kind, (count, value) in sorted(perplexity(model, tokenizer, documents).items()):
         print(f"{kind:16} {count:7} tokens  perplexity {value:.3f}")
-    for document in documents[: arguments.samples]:
-        user = document.messages[-2]["content"]
-        answer, ended = greedy(model, tokenizer, user)
-        print(f"\n> {user}\n{answer}{'' if ended else ' [did not end]'}")
+    held_back = [document.messages[0]["content"] for document in documents[: arguments.samples]]
+    for title, requests in (("battery", BATTERY), ("first of the held-back documents", held_back)):
+        print(f"\n{title}")
+        for user in requests:
+            answer, ended = greedy(model, tokenizer, user)
+            print(f"\n> {user}\n{answer}{'' if ended else ' [did not end]'}")
 
 
 if __name__ == "__main__":

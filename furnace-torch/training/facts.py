@@ -16,7 +16,8 @@ def read_data(name: str) -> dict[str, Any]:
 
 _TABLES = read_data("facts.toml")
 
-ANIMALS: dict[str, dict[str, Any]] = _TABLES["animals"]
+LOUD_ANIMALS: dict[str, dict[str, Any]] = _TABLES["animals"]
+ANIMALS: dict[str, dict[str, Any]] = LOUD_ANIMALS | _TABLES["quiet_animals"]
 CAPITALS: dict[str, str] = _TABLES["capitals"]
 CATEGORIES: dict[str, dict[str, Any]] = _TABLES["categories"]
 DAYS: list[str] = _TABLES["sequences"]["days"]
@@ -25,6 +26,8 @@ SEASONS: list[str] = _TABLES["sequences"]["seasons"]
 NUMBER_WORDS: list[str] = _TABLES["number_words"]
 MONTH_LENGTHS: dict[str, int] = _TABLES["month_lengths"]
 FOREIGN: dict[str, dict[str, str]] = _TABLES["foreign"]
+PROPERTIES: dict[str, tuple[str, str]] = _TABLES["properties"]
+BY_SIZE: list[str] = _TABLES["sizes"]["order"]
 UNKNOWABLE: dict[str, list[str]] = _TABLES["unknowable"]
 UNKNOWABLE_NAMES: dict[str, list[str]] = {**_TABLES["unknowable_names"], "country": list(CAPITALS)}
 

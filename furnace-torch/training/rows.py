@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from . import facts
-from .words import article, is_in, kind_of, named
+from .words import NAMES, article, is_in, kind_of, named, plural
 
 Row = dict[str, str]
 RowMaker = Callable[[random.Random], Row]
+_SMALL_SUM_SHARE = 0.7
 
 
 def _evenly(table: list[Row]) -> RowMaker:
@@ -25,9 +27,12 @@ def _neighbours(names: list[str]) -> RowMaker:
     return _evenly([{"x": name, "y": names[(i + 1) % len(names)], "z": names[i - 1]} for i, name in enumerate(names)])
 
 
-def _animals() -> RowMaker:
+def _animals(table: dict[str, dict[str, Any]]) -> RowMaker:
     return _evenly(
-        [{"a": article(name), **{key: str(value) for key, value in row.items()}} for name, row in facts.ANIMALS.items()]
+        [
+            {"a": article(name), "p": plural(name), **{key: str(value) for key, value in row.items()}}
+            for name, row in table.items()
+        ]
     )
 
 
@@ -37,11 +42,11 @@ def _young() -> RowMaker:
 
 def _sounds() -> RowMaker:
     """Only sounds that one animal alone makes can be asked for."""
-    sounds = [row["sound"] for row in facts.ANIMALS.values()]
+    sounds = [row["sound"] for row in facts.LOUD_ANIMALS.values()]
     return _evenly(
         [
             {"x": row["sound"], "y": article(name)}
-            for name, row in facts.ANIMALS.items()
+            for name, row in facts.LOUD_ANIMALS.items()
             if sounds.count(row["sound"]) == 1
         ]
     )
@@ -72,8 +77,10 @@ def _member_or_not(rng: random.Random) -> Row:
 
 
 def _sum(rng: random.Random) -> Row:
-    a = rng.randint(0, 20)
-    b = rng.randint(0, 20 - a)
+    a = rng.randint(0, 10 if rng.random() < _SMALL_SUM_SHARE else 20)
+    b = rng.randint(0, min(10, 20 - a))
+    if rng.random() < 0.5:
+        a, b = b, a
     return {"a": str(a), "b": str(b), "c": str(a + b)}
 
 
@@ -103,6 +110,32 @@ def _count(rng: random.Random) -> Row:
     return _numbers(start, start + rng.randint(2, 9))
 
 
+def _property(rng: random.Random) -> Row:
+    thing, (is_, is_not) = rng.choice(list(facts.PROPERTIES.items()))
+    asked = rng.choice((is_, is_not))
+    answer = f"{'Yes' if asked == is_ else 'No'}, {thing} is {is_}."
+    return {"x": thing, "first": is_, "second": is_not, "asked": asked, "answer": answer}
+
+
+def _bigger_thing(rng: random.Random) -> Row:
+    smaller, bigger = sorted(rng.sample(range(len(facts.BY_SIZE)), 2))
+    small, big = facts.BY_SIZE[smaller], facts.BY_SIZE[bigger]
+    a, b = rng.sample((small, big), 2)
+    return {"a": a, "b": b, "big": big, "small": small}
+
+
+def _preference(rng: random.Random) -> Row:
+    likes = facts.pairs("likes")
+    x, z = rng.sample(list(likes), 2)
+    return {"x": x, "y": likes[x], "z": z}
+
+
+def _apples(rng: random.Random) -> Row:
+    name, friend = rng.sample(NAMES, 2)
+    things = rng.choice(("apples", "books", "eggs", "balls", "cakes", "coins", "flowers", "pens"))
+    return {**_sum(rng), "name": name, "friend": friend, "things": things}
+
+
 def _foreign(rng: random.Random) -> Row:
     language, words = rng.choice(list(facts.FOREIGN.items()))
     word, foreign = rng.choice(list(words.items()))
@@ -110,7 +143,9 @@ def _foreign(rng: random.Random) -> Row:
 
 
 ROWS: dict[str, RowMaker] = {
-    "animals": _animals(),
+    "animals": _animals(facts.ANIMALS),
+    "apples": _apples,
+    "bigger_thing": _bigger_thing,
     "capitals": _pairs(facts.CAPITALS),
     "colours": _pairs(facts.pairs("colours")),
     "comparison": _comparison,
@@ -122,8 +157,12 @@ ROWS: dict[str, RowMaker] = {
     "difference": _difference,
     "foreign": _foreign,
     "how_many": _pairs(facts.pairs("how_many")),
+    "job_deeds": _pairs(facts.pairs("job_deeds")),
     "languages": _pairs(facts.pairs("languages")),
     "letters": _letters(),
+    "likes": _pairs(facts.pairs("likes")),
+    "loud_animals": _animals(facts.LOUD_ANIMALS),
+    "made_of": _pairs(facts.pairs("made_of")),
     "member": _member,
     "member_or_not": _member_or_not,
     "month_lengths": _evenly([{"x": month, "n": str(days)} for month, days in facts.MONTH_LENGTHS.items()]),
@@ -133,10 +172,18 @@ ROWS: dict[str, RowMaker] = {
     "opposites": _opposites(),
     "past": _pairs(facts.pairs("past")),
     "plurals": _pairs(facts.pairs("plurals")),
+    "preference": _preference,
+    "properties": _property,
     "rhymes": _pairs(facts.pairs("rhymes")),
     "seasons": _neighbours(facts.SEASONS),
+    "shops": _pairs(facts.pairs("shops")),
     "sounds": _sounds(),
     "sum": _sum,
+    "uses": _pairs(facts.pairs("uses")),
+    "what": _pairs(facts.pairs("what")),
+    "when": _pairs(facts.pairs("when")),
+    "where": _pairs(facts.pairs("where")),
+    "who": _pairs(facts.pairs("who")),
     "why": _pairs(facts.pairs("why")),
     "yes_no": _pairs(facts.pairs("yes_no")),
     "young": _young(),

@@ -22,6 +22,7 @@ class Topic:
         answers: Wordings of the answer; one is drawn.
         follow: Short wordings that ask the same of another row, right after a question of this topic.
         short: The answer in a word or two, for a system message that asks for it; empty if there is none.
+        weight: How often it is asked, next to the others.
     """
 
     row: str
@@ -29,6 +30,7 @@ class Topic:
     answers: list[str]
     follow: tuple[str, ...] = ()
     short: str = ""
+    weight: float = 1.0
 
     def ask(self, rng: random.Random) -> Turn:
         """Draw a question and its answer."""
@@ -47,3 +49,8 @@ class Topic:
 
 
 TOPICS = [Topic(**table) for table in read_data("topics.toml").values()]
+
+
+def topic(rng: random.Random) -> Topic:
+    """Draw a topic by its weight."""
+    return rng.choices(TOPICS, [topic.weight for topic in TOPICS])[0]

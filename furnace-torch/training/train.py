@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional as F
 
 from .dialogues import training_documents
@@ -50,23 +54,43 @@ def precision(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def average_gradients(parameters: list[torch.nn.Parameter], part: float) -> float:
+    """Give every worker the mean gradient, and return the mean of how far on the way each takes itself to be.
+
+    Without this mean, clocks that differ would give the workers different rates, and weights that drift apart.
+    """
+    gradients = [cast("Tensor", parameter.grad) for parameter in parameters]
+    flat = torch.cat([torch.tensor([part]), *(gradient.flatten() for gradient in gradients)])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    means = torch.split(flat[1:], [gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))
+    return flat[0].item()
+
+
 class Trainer:
-    """Runs the steps of one training.
+    """Runs the steps of one training; each worker does its share of every batch.
 
     Attributes:
         model: What is trained.
         step: The number of steps done.
+        done: Whether the last step was the end of the way.
     """
 
-    def __init__(self, arguments: argparse.Namespace, tokenizer: Tokenizer) -> None:
+    def __init__(self, arguments: argparse.Namespace, tokenizer: Tokenizer, worker: int) -> None:
         torch.manual_seed(arguments.seed)
         self.model = TinyLlama(ModelConfig(vocab_size=tokenizer.get_vocab_size()))
         if arguments.start:
             self.model.load_state_dict(load_weights(arguments.start))
-        self.step = 0
+        self.step, self.done = 0, False
         self._forward = torch.compile(self.model, dynamic=False) if arguments.compile else self.model
         self._optimizer = make_optimizer(self.model)
-        self._packer = Packer(tokenizer, training_documents(arguments.seed), arguments.seed)
+        self._parameters = list(self.model.parameters())
+        self._workers: int = arguments.workers
+        self._steps: int = arguments.steps
+        seed = arguments.seed + 1000 * worker
+        self._packer = Packer(tokenizer, training_documents(seed), seed)
         self._precision: str = arguments.precision
         self._peak_rate: float = arguments.rate
         self._mix_documents: bool = arguments.mix_documents
@@ -75,41 +99,48 @@ class Trainer:
         """Do one step, the given part of the way through the training, and return its loss."""
         long = self.step % LONG_EVERY == LONG_EVERY - 1
         length = LONG_CONTEXT if long else CONTEXT
-        batch = self._packer.batch(BATCH_TOKENS // length, length, long)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, part, self._peak_rate)
+        batch = self._packer.batch(BATCH_TOKENS // length // self._workers, length, long)
         with precision(self._precision):
             logits = self._forward(batch.inputs, None if self._mix_documents else batch.documents)
         loss = weighted_loss(logits, batch.targets, batch.weights)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        if self._workers > 1:
+            part = average_gradients(self._parameters, part)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, part, self._peak_rate)
+        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.step += 1
+        self.done = part >= 1.0 or self.step == self._steps
         return loss.item()
 
 
-def train(arguments: argparse.Namespace, tokenizer: Tokenizer) -> TinyLlama:
-    """Run the training and return the model."""
-    trainer = Trainer(arguments, tokenizer)
+def train(worker: int, arguments: argparse.Namespace) -> None:
+    """Run the training as one of the workers; the first of them reports and writes the model."""
+    torch.set_num_threads(arguments.threads)
+    if arguments.workers > 1:
+        dist.init_process_group("gloo", init_method=arguments.meeting, rank=worker, world_size=arguments.workers)
+    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+    trainer = Trainer(arguments, tokenizer, worker)
     print(f"{trainer.model.parameter_count():,} parameters", flush=True)
     begin, part, losses = time.perf_counter(), 0.0, []
-    while part < 1.0:
+    while not trainer.done:
         losses.append(trainer.run_step(part))
         seconds = time.perf_counter() - begin
         part = trainer.step / arguments.steps
         if arguments.minutes:
             part = max(part, seconds / 60 / arguments.minutes)
-        if trainer.step % arguments.report == 0 or part >= 1.0:
+        if worker == 0 and (trainer.step % arguments.report == 0 or trainer.done):
             rate = trainer.step * BATCH_TOKENS / seconds
             recent = sum(losses) / len(losses)
             print(
                 f"step {trainer.step}  {part:4.0%}  loss {recent:.4f}  {rate:.0f} tokens/s  {seconds:.0f} s", flush=True
             )
             losses.clear()
-        if arguments.keep_every and trainer.step % arguments.keep_every == 0:
+        kept = arguments.keep_every and trainer.step % arguments.keep_every == 0
+        if worker == 0 and (kept or trainer.done):
             export(trainer.model, tokenizer, arguments.output)
-    return trainer.model
 
 
 def main() -> None:
@@ -123,7 +154,10 @@ def main() -> None:
     )
     parser.add_argument("--rate", type=float, default=PEAK_RATE, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="threads of each worker")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes that share a batch: on a busy machine better than threads"
+    )
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument(
         "--compile", action="store_true", help="compile the model: a little faster, needs a C++ compiler"
@@ -135,9 +169,13 @@ def main() -> None:
         "--keep-every", type=int, default=0, help="steps between two exports while training; 0 for none"
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
-    export(train(arguments, tokenizer), tokenizer, arguments.output)
+    if arguments.workers == 1:
+        train(0, arguments)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments.meeting = f"file://{folder}/meeting"
+            spawn = cast("Callable[..., None]", start_processes)
+            spawn(train, (arguments,), nprocs=arguments.workers, start_method="spawn")
     print(f"written to {arguments.output}")
 
 

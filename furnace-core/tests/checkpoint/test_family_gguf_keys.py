@@ -43,7 +43,9 @@ def test_what_gguf_has_no_key_for_is_as_in_llama_cpp() -> None:
     assert (of_gguf("gemma2").attention_scale, of_gguf("gemma3").attention_scale) == (None, None)
     assert of_gguf("gemma2", block_count=46).attention_scale == 8**-0.5
     assert of_gguf("gemma3", block_count=62).attention_scale == 8**-0.5
+    # The first files say neither the window nor the caps.
     gemma = of_gguf("gemma2")
+    assert [gemma.window(layer) for layer in range(3)] == [4096, None, 4096]
     assert (gemma.embedding_scale, gemma.attention_soft_cap, gemma.logit_soft_cap) == (32**0.5, 50.0, 30.0)
 
 

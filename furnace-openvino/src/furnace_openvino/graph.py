@@ -11,7 +11,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Parameter
 
-from furnace.checkpoint import Checkpoint
+from furnace.checkpoint import Checkpoint, DecoderSpec
 from furnace.contracts import Progress, no_progress
 from furnace_openvino.attention import BatchInputs, attend, batch_inputs, cache_parameters, named_parameter
 from furnace_openvino.linear import Precision, project, weight
@@ -110,10 +110,7 @@ def build_graph(
     hidden = rms_norm(ops.gather(stream, hidden_rows, first_axis), scale, spec.rms_norm_eps)
     last = rms_norm(ops.gather(stream, wanted, first_axis), scale, spec.rms_norm_eps)
     head = embedding if spec.tie_word_embeddings else weight(checkpoint, ["head"], precision)
-    logits = _scaled(ops.matmul(last, head, False, True), spec.logit_scale)
-    if spec.logit_soft_cap is not None:
-        logits = _scaled(ops.tanh(_scaled(logits, 1 / spec.logit_soft_cap)), spec.logit_soft_cap)
-    results = [_result("logits", logits), _result("hidden", hidden)]
+    results = [_result("logits", _logits(last, head, spec)), _result("hidden", hidden)]
     progress("loading weights", total, total)
     return ov.Model(results, [ids, positions, *batch.parameters(), wanted, hidden_rows, *caches], checkpoint.name)
 
@@ -139,6 +136,13 @@ def _attention(
         turned.append(joined_heads(of_heads) if by is None else rotate(of_heads, by))
     attended = attend(turned[0], turned[1], values, cache, batch, spec, spec.window(layer) or 0)
     return project(attended, checkpoint, [prefix + "o"], precision)[0]
+
+
+def _logits(rows: ov.Node, head: ov.Node, spec: DecoderSpec) -> ov.Node:
+    logits = _scaled(ops.matmul(rows, head, False, True), spec.logit_scale)
+    if spec.logit_soft_cap is None:
+        return logits
+    return _scaled(ops.tanh(_scaled(logits, 1 / spec.logit_soft_cap)), spec.logit_soft_cap)
 
 
 def _pre_normed(stream: ov.Node, checkpoint: Checkpoint, prefix: str) -> ov.Node:

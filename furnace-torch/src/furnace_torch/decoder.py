@@ -80,7 +80,7 @@ class TorchDecoder(BatchStepModel):
         Raises:
             ValueError: A size is below 1.
             InvalidRequestError: The limits contradict each other.
-            MemoryError: There is no address space for the KV cache.
+            MemoryError: There is no address space for the KV cache, or no room on the device.
         """
         spec = weights.spec
         self._weights, self._name, self._min_rows = weights, name, min_rows
@@ -96,21 +96,10 @@ class TorchDecoder(BatchStepModel):
             prefix_reuse=True, rewind=True, deterministic=deterministic, all_logits=True, hidden=True
         )
         self._device = weights.norm.device
-        self._pages: KvPages | None = None
-        self._sampler: TokenSampler | None = None
-        shape = {
-            "layers": len(weights.layers),
-            "slots": max_sequences,
-            "kv_heads": spec.num_kv_heads,
-            "max_context": self._max_context,
-            "head_dim": spec.head_dim,
-            "kv_tokens": kv_tokens,
-        }
-        if self._device.type == "cpu" if device_form is None else not device_form:
-            self._kv: KvStore = KvArena(**shape)
-        else:
-            self._kv = self._pages = KvPages(**shape, dtype=weights.head.dtype, device=self._device)
-            self._sampler = TorchSampler()
+        paged = self._device.type != "cpu" if device_form is None else device_form
+        self._kv = _kv_store(weights, max_sequences, self._max_context, kv_tokens, paged)
+        self._pages = self._kv if isinstance(self._kv, KvPages) else None
+        self._sampler: TokenSampler | None = TorchSampler() if paged else None
         self._rotary = RotaryTables(weights, self._max_context)
         # A window that no sequence outgrows hides nothing.
         windows = [layer.window for layer in weights.layers]
@@ -204,6 +193,9 @@ class TorchDecoder(BatchStepModel):
         try:
             with torch.inference_mode():
                 rows = self._forward(arrange(batch), hidden_wanted)
+            if self._device.type != "cpu":
+                # What hangs or fails there is to do so in a step, which is watched, and not where its rows are read.
+                torch.accelerator.synchronize(self._device)
         except BaseException:
             new_lengths = [(chunk.state, chunk.position) for chunk in batch]
             raise
@@ -308,6 +300,18 @@ class TorchDecoder(BatchStepModel):
         if capture is None or self._pages is None or routed:
             return None
         return DecodeGraphs(self._forward_rows, self._pages, self._device, capture)
+
+
+def _kv_store(weights: DecoderWeights, slots: int, max_context: int, kv_tokens: int, paged: bool) -> KvStore:
+    shape = {
+        "layers": len(weights.layers),
+        "slots": slots,
+        "kv_heads": weights.spec.num_kv_heads,
+        "max_context": max_context,
+        "head_dim": weights.spec.head_dim,
+        "kv_tokens": kv_tokens,
+    }
+    return KvPages(**shape, dtype=weights.head.dtype, device=weights.norm.device) if paged else KvArena(**shape)
 
 
 def _limits(max_sequences: int, max_step_tokens: int, kv_tokens: int) -> Limits:

@@ -24,6 +24,7 @@ FIELD_TYPES: Mapping[str, type] = MappingProxyType(
         "qkv_bias": bool,
         "output_bias": bool,
         "mlp_bias": bool,
+        "sliding_window": int,
         "local_rope_theta": float,
         "embedding_scale": float,
         "attention_scale": float,

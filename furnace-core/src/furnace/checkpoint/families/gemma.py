@@ -46,6 +46,7 @@ GEMMA2 = replace(
         "layers.{i}.mlp.post_norm": "blk.{i}.post_ffw_norm",
     },
     gguf_keys={
+        "sliding_window": Key("attention.sliding_window", 4096),
         "embedding_scale": Key("embedding_length", power=0.5),
         "attention_soft_cap": Key("attn_logit_softcapping", 50.0),
         "logit_soft_cap": Key("final_logit_softcapping", 30.0),
