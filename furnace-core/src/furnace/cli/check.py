@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections import defaultdict
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,7 +103,9 @@ def _print_result(result: Result, console: Console) -> None:
     line = Text.assemble((f"{result.outcome:>7}", styles[result.outcome]), f"  {result.check.title}", (reason, "dim"))
     console.print(line)
     if result.outcome == "failed":
-        console.print(Padding(Text(result.message), (0, 0, 0, 9)))
+        # Padding fills lines up to the width, which only a terminal needs.
+        indented = Padding(Text(result.message), (0, 0, 0, 9))
+        console.print(indented if console.is_terminal else Text(indent(result.message, " " * 9)))
 
 
 def _print_end(results: list[Result], facts: EngineFacts, console: Console) -> None:

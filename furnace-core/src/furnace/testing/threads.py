@@ -119,5 +119,5 @@ def _result(future: Future[T], limit: float, what: str) -> T:
 def _late(what: str, limit: float) -> str:
     return (
         f"{what} did not come to an end within {limit:g} seconds. Look for what waits for ever: a lock, a stream "
-        "without its last event, a call that blocks the event loop."
+        "without its last event, a call that blocks the event loop. If the model is only slow, raise `patience`."
     )
