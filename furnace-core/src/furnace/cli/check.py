@@ -27,10 +27,16 @@ FAILED = 1
 @click.argument("spec", shell_complete=complete_scheme)
 @click.option("-k", "pick", metavar="TEXT", default="", help="Run only the checks whose name has this in it.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: another each time]")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, max=1),
+    help="How far logits that should be equal may be apart, relative to the largest: more than the default for engines "
+    "that compute in few bits.  [default: 0.001]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @debug_option
 @click.pass_context
-def command(ctx: click.Context, spec: str, pick: str, seed: int | None, as_json: bool) -> int:
+def command(ctx: click.Context, spec: str, pick: str, seed: int | None, tolerance: float | None, as_json: bool) -> int:
     """Check that an engine keeps furnace's contracts.
 
     SPEC is what `furnace serve --engine` takes. The engine is loaded here, with a short context and a small KV cache,
@@ -49,7 +55,7 @@ def command(ctx: click.Context, spec: str, pick: str, seed: int | None, as_json:
         # Failures that the kit itself plants would be logged with their tracebacks.
         logging.getLogger("furnace").addHandler(logging.NullHandler())
         logging.getLogger("furnace").propagate = False
-    run = Run(spec, pick)
+    run = Run(spec, pick, tolerance)
     if not len(run):
         raise click.ClickException(f"there is no check with {pick!r} in its name")
     results = _print_json(run, current_seed()) if as_json else _print_report(run, spec, current_seed())
@@ -90,6 +96,8 @@ def _print_report(run: Run, spec: str, seed: int) -> list[Result]:
             results.append(each)
     _print_end(results, run.facts, console)
     again = f"furnace check {shlex.quote(spec)} --seed {seed}"
+    if run.tolerance is not None:
+        again += f" --tolerance {run.tolerance:g}"
     console.print(Text(f"seed {seed}: {again} runs the same once more"))
     return results
 

@@ -93,16 +93,24 @@ class Run:
     Args:
         spec: of the engine.
         pick: part of the names of the checks to run; empty for all.
+        tolerance: in place of ``Conformance.tolerance``.
 
     Attributes:
         facts: about the engine.
+        tolerance: as given.
 
     Raises:
         PluginError: there is no such engine, or it can't be loaded.
     """
 
-    def __init__(self, spec: str, pick: str = "") -> None:
-        kit: type[EngineConformance] = type("Checked", (_Checked,), {"spec": spec})
+    def __init__(self, spec: str, pick: str = "", tolerance: float | None = None) -> None:
+        self.tolerance = tolerance
+        settings: dict[str, object] = {"spec": spec}
+        if tolerance is not None:
+            # The reference's logits are further away: theirs are the unrounded ones.
+            golden = max(EngineConformance.golden_tolerance, 2 * tolerance)
+            settings |= {"tolerance": tolerance, "golden_tolerance": golden}
+        kit: type[EngineConformance] = type("Checked", (_Checked,), settings)
         self._kit = kit()
         self._checks = [check for check in all_checks() if pick in check.name or pick in check.title]
         first = self._kit.make_engine()

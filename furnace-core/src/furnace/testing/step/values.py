@@ -140,5 +140,5 @@ class ValueChecks(Conformance):
 
 _ADVICE = (
     "Compare norms, rotary positions, the grouping of heads and the scale of scores with the model's configuration. "
-    "An engine that computes in lower precision raises golden_tolerance."
+    "An engine that computes in lower precision raises golden_tolerance (furnace check --tolerance)."
 )
