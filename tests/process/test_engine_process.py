@@ -18,6 +18,7 @@ from furnace.contracts import (
     ChatInput,
     EngineBusyError,
     EngineError,
+    EngineFailedError,
     EngineUnavailableError,
     Event,
     Failed,
@@ -254,7 +255,7 @@ def test_a_process_that_exits_by_itself_is_reported_with_its_exit_code() -> None
         engine = engine_of("mock:script?text=a|b&fail_at=1&fail_kind=exit", restart_seconds=(60.0,))
         async with started(engine):
             # The process may be gone before it could say that it took the request.
-            with contextlib.suppress(EngineUnavailableError):
+            with contextlib.suppress(EngineUnavailableError, EngineFailedError):
                 events = [event async for event in await engine.generate(ask("x"))]
                 assert isinstance(events[-1], Failed)
             assert "exit code 70" in engine.health().reason

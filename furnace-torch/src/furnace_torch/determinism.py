@@ -25,7 +25,8 @@ from furnace_torch.weights import DecoderWeights
 __all__ = ["RowRule", "find_min_rows", "find_row_rule", "is_independent"]
 
 _CANDIDATES = (1, 2, 4, 8)
-_ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96, 127, 128, 129, 160)
+# Above 32 a step's rows are filled up to multiples of 16; what is tried stays in oneDNN's caches.
+_ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 24, 31, 32, 48, 64, 96, 128, 144, 160)
 _LARGE_ROW_COUNTS = (256, 512, 544)
 # The probe's sequences need some room.
 _LEAST_CONTEXT = 16

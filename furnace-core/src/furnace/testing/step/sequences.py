@@ -16,6 +16,8 @@ __all__ = ["SequenceChecks"]
 
 _DECODED = 4
 _LONGEST = 256
+_SHARED = 100
+"""A beginning that prompts have in common, long enough that a cache of prompts takes it over."""
 
 
 class SequenceChecks(Conformance):
@@ -136,25 +138,32 @@ class SequenceChecks(Conformance):
 
     @step_check
     def test_equal_prompts_part_where_their_tokens_do(self, steps: Steps) -> None:
-        """Two sequences with one prompt that go on with different tokens."""
+        """Two sequences with one prompt, short or long, that go on with different tokens; also two in the prompt."""
         if steps.width(steps.unit + 6, 2) < 2:
             raise Inapplicable("the model takes one sequence at a time")
-        prompt = steps.tokens(steps.unit + 1, "equal")
-        branches = [steps.tokens(3, "branch", index) for index in range(2)]
-        due = [steps.alone([*prompt, *branch], len(prompt)) for branch in branches]
-        states = [steps.open() for _ in branches]
-        for state in states:
-            steps.prefill(state, prompt)
-        for turn in range(3):
-            position = len(prompt) + turn
-            batch = [steps.decode_chunk(states[index], [branches[index][turn]], position) for index in range(2)]
-            for index, rows in enumerate(steps.step(batch)):
-                steps.same(
-                    rows,
-                    due[index][turn + 1 : turn + 2],
-                    "Two sequences began with the same prompt, and one changed the other. Each state needs KV of its "
-                    "own.",
-                )
+        long = min(steps.model.max_context // 2, _LONGEST) - 2 * _DECODED
+        for common, inside in ((steps.unit + 1, 0), (_SHARED, 0), (long, 2)):
+            if common < 1 or common + _DECODED >= steps.model.max_context or steps.width(common + _DECODED, 2) < 2:
+                continue
+            prompt = steps.tokens(common, "equal")
+            both = [[*prompt, *steps.tokens(inside + 3, "branch", index)] for index in range(2)]
+            due = [steps.alone(tokens, common + inside) for tokens in both]
+            states = [steps.open() for _ in both]
+            for state, tokens in zip(states, both, strict=True):
+                steps.prefill(state, tokens[: common + inside])
+            for turn in range(3):
+                place = common + inside + turn
+                batch = [steps.decode_chunk(states[index], [both[index][place]], place) for index in range(2)]
+                for index, rows in enumerate(steps.step(batch)):
+                    steps.same(
+                        rows,
+                        due[index][turn + 1 : turn + 2],
+                        f"Two sequences began with the same {common} tokens, and one changed the other. Each state "
+                        "needs KV of its own: what is taken over from an earlier prompt must be copied, or never "
+                        "written.",
+                        exact=common == steps.unit + 1,
+                    )
+            steps.release_all()
 
     @step_check
     def test_sequences_that_take_turns_keep_apart(self, steps: Steps) -> None:
@@ -251,6 +260,8 @@ class SequenceChecks(Conformance):
         tokens = steps.tokens(prompt + 2 * most + 1, "several")
         steps.need_context(len(tokens) + 1)
         alone = steps.alone(tokens, prompt)
+        # Else the memory that the first sequence gave back may still hold what a model forgot to write.
+        steps.alone(steps.tokens(len(tokens), "others"), prompt)
         state = steps.open()
         steps.prefill(state, tokens[:prompt])
         for start in range(prompt, len(tokens), most):
