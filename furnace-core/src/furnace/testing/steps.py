@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from furnace.testing.step.failures import FailureChecks
 from furnace.testing.step.forks import ForkChecks
+from furnace.testing.step.growth import GrowthChecks
 from furnace.testing.step.plain import PlainChecks
 from furnace.testing.step.random_schedules import ScheduleChecks
 from furnace.testing.step.room import RoomChecks
@@ -16,7 +17,15 @@ __all__ = ["BatchStepModelConformance", "StepModelConformance"]
 
 
 class BatchStepModelConformance(
-    RowChecks, SequenceChecks, ForkChecks, RoomChecks, FailureChecks, ScheduleChecks, ServedChecks, ValueChecks
+    RowChecks,
+    SequenceChecks,
+    GrowthChecks,
+    ForkChecks,
+    RoomChecks,
+    FailureChecks,
+    ScheduleChecks,
+    ServedChecks,
+    ValueChecks,
 ):
     """Checks a ``BatchStepModel``: override ``make_model``, or give the ``spec`` of an engine that has one."""
 

@@ -15,6 +15,7 @@ __all__ = ["CancellationChecks"]
 
 _STEPS = 3
 """A step that runs, one that was planned already, and one for the command to arrive."""
+_MOST_WAITING = 2000
 
 
 class CancellationChecks(Conformance):
@@ -57,12 +58,12 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_a_request_in_the_queue_can_be_cancelled(self, client: Client) -> None:
         """Many requests at once; the last ones are left before their turn, the first ones finish."""
-        generations = [await client.submit(client.ask(max_tokens=8, salt=str(place))) for place in range(24)]
-        left = generations[12:]
+        generations = await client.fill([client.ask(max_tokens=8, salt=str(place)) for place in range(24)])
+        left = generations[len(generations) // 2 :]
         for generation in left:
             await generation.aclose()
         counts = [generation.usage.completion_tokens for generation in left]
-        for generation in generations[:12]:
+        for generation in generations[: -len(left)]:
             _ = (await client.read(generation)).finished
         await client.settle()
         for generation, count in zip(left, counts, strict=True):
@@ -72,6 +73,22 @@ class CancellationChecks(Conformance):
                 f"a request that was cancelled with {count} tokens went on to {generation.usage.completion_tokens}. "
                 "Take it out of the queue: it must never run.",
             )
+
+    @engine_check
+    async def test_a_request_cancelled_in_the_queue_no_longer_counts(self, client: Client) -> None:
+        """The queue is filled until it refuses one, and all that wait are left; then one more is served."""
+        after = "all others ended"
+        for _ in range(2):
+            requests = [client.ask(max_tokens=None, salt=str(place)) for place in range(_MOST_WAITING)]
+            admitted = await client.fill(requests, after)
+            # Those that wait go first: what runs holds their turn back.
+            await asyncio.gather(*(generation.aclose() for generation in reversed(admitted)))
+            if len(admitted) == _MOST_WAITING:
+                raise Inapplicable(f"the queue takes {_MOST_WAITING} requests and more")
+            after = f"{len(admitted)} requests were cancelled, most of them in the queue, where they still count,"
+        (last,) = await client.fill([client.ask(max_tokens=3)], after)
+        _ = (await client.read(last)).finished
+        await client.settle()
 
     @engine_check
     async def test_a_waiting_batch_ends_with_aclose(self, client: Client) -> None:
@@ -215,7 +232,7 @@ class CancellationChecks(Conformance):
         first = await client.read_texts(busy[0], 1)
         _ = first.started
         whole = client.engine.max_context - first.started.prompt_tokens
-        waiting = await client.submit(late)
+        (waiting,) = await client.fill([late], "one that waited was cancelled")
         begin = await waiting.batch()
         ended = sum(generation.usage.completion_tokens >= whole for generation in busy)
         if begin and isinstance(begin[0], Failed):

@@ -219,11 +219,12 @@ async def _in_some_try(action: Callable[[], Awaitable[float]], message: str) -> 
 
 
 async def _many(client: Client, count: int) -> None:
-    """Requests, twenty at a time; every fourth is left."""
-    for start in range(0, count, 20):
-        generations = [
-            await client.submit(client.ask(f"Number {start + place} of many", max_tokens=2)) for place in range(20)
-        ]
+    """Requests, twenty at a time or as many as the queue takes; every fourth is left."""
+    done = 0
+    while done < count:
+        requests = [client.ask(f"Number {done + place} of many", max_tokens=2) for place in range(20)]
+        generations = await client.fill(requests)
+        done += len(generations)
         for place, generation in enumerate(generations):
             if place % 4 == 3:
                 await generation.aclose()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from furnace.contracts import State
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
+from furnace.testing.step.room import fill_kv
 from furnace.testing.verdict import Inapplicable, require
 
 __all__ = ["ForkChecks"]
@@ -81,6 +85,38 @@ class ForkChecks(Conformance):
                     "that is cut.",
                     exact=False,
                 )
+
+    @step_check
+    def test_a_fork_at_the_end_of_a_block_shares_no_more(self, steps: Steps) -> None:
+        """Forks at one, two and three blocks of an origin that is longer; both write other tokens, and keep apart."""
+        _need(steps, fork=True)
+        block = _block(steps)
+        steps.need_context(4 * block + 4)
+        if steps.width(4 * block + 4, 2) < 2:
+            raise Inapplicable("the limits allow no two sequences of four blocks")
+        for whole in (1, 2, 3):
+            for longer in sorted({1, block}):
+                length = whole * block + longer
+                mine = steps.tokens(length + 3, "longer", whole)
+                theirs = [*mine[: whole * block], *steps.tokens(3, "parts", whole)]
+                due = steps.alone(mine, length), steps.alone(theirs, len(theirs) - 3)
+                origin = steps.open()
+                steps.prefill(origin, mine[:length])
+                copy = _forked(steps, origin, mine[: whole * block])
+                for turn in range(3):
+                    for state, tokens, rows in ((copy, theirs, due[1]), (origin, mine, due[0])):
+                        place = len(tokens) - 3 + turn
+                        steps.same(
+                            steps.decode(state, tokens[place], place),
+                            rows[turn + 1 : turn + 2],
+                            f"A fork at {whole * block} tokens, the end of a block, of an origin with {length} wrote "
+                            f"after it, and then {'the fork' if state is copy else 'its origin'} gets another row than "
+                            f"alone. Share the blocks before that length and none more: the next token of the fork "
+                            "needs a block of its own.",
+                            exact=False,
+                        )
+                steps.release(copy)
+                steps.release(origin)
 
     @step_check
     def test_a_fork_outlives_its_origin(self, steps: Steps) -> None:
@@ -259,6 +295,50 @@ class ForkChecks(Conformance):
                 "another state shares before you write into it.",
                 exact=kept % steps.limits.grid == 0,
             )
+
+    @step_check
+    def test_blocks_that_are_cut_stay_with_those_who_share_them(self, steps: Steps) -> None:
+        """An origin is cut by two blocks, then a fork; another sequence comes, and the one that shared them goes on."""
+        _need(steps, fork=True, cut=True)
+        block = _block(steps)
+        prompt = 2 * block + max(1, block // 2)
+        tokens, other = steps.tokens(prompt + 3, "whole blocks"), steps.tokens(3 * block, "takes the room")
+        steps.need_context(prompt + 4)
+        if steps.width(len(tokens), 3) < 3:
+            raise Inapplicable("the limits allow no three sequences of three blocks")
+        due = steps.alone(tokens, prompt)
+        for who, whose in (("An origin", "its fork"), ("A fork", "its origin")):
+            origin = steps.open()
+            steps.prefill(origin, tokens[:prompt])
+            copy = _forked(steps, origin, tokens[:prompt])
+            cut, lasting = (origin, copy) if who == "An origin" else (copy, origin)
+            steps.truncate(cut, block // 2)
+            stranger = steps.open()
+            steps.prefill(stranger, other)
+            for place in range(prompt, len(tokens)):
+                steps.same(
+                    steps.decode(lasting, tokens[place], place),
+                    due[place - prompt + 1 : place - prompt + 2],
+                    f"{who} of {prompt} tokens was cut to {block // 2}, another sequence came, and now {whose} gets "
+                    "other rows. A block that truncate() gives up is free only when nobody else holds it.",
+                    exact=False,
+                )
+            steps.release_all()
+        with contextlib.suppress(Inapplicable):
+            fill_kv(steps, 7)
+
+
+def _block(steps: Steps) -> int:
+    """The length of a block of KV; where blocks are of one token, any length."""
+    return steps.limits.kv_block if steps.limits.kv_block > 1 else steps.unit
+
+
+def _forked(steps: Steps, origin: State, tokens: list[int]) -> State:
+    """A fork that holds ``tokens``, with which its origin begins; what it did not keep is computed."""
+    copy, kept = steps.fork(origin, len(tokens))
+    if kept < len(tokens):
+        steps.prefill(copy, tokens[kept:], kept)
+    return copy
 
 
 def _need(steps: Steps, *, fork: bool = False, cut: bool = False) -> None:

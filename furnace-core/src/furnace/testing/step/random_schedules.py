@@ -82,4 +82,5 @@ def _report(steps: Steps, schedule: Sequence[Op], error: PlayError) -> None:
                     schedule, error, progress = candidate, found, True
                     break
     lines = "\n".join(f"    {number}. {line}" for number, line in enumerate(error.trace, 1))
-    fail(f"{error.message}{note}\nThe smallest schedule found that fails:\n{lines}")
+    where = "Where to look: the last fork, truncate or release before the step with the wrong row."
+    fail(f"{error.message}{note}\n{where}\nThe smallest schedule found that fails:\n{lines}")

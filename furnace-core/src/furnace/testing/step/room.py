@@ -9,7 +9,7 @@ from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
 from furnace.testing.verdict import Inapplicable, fail, require
 
-__all__ = ["RoomChecks"]
+__all__ = ["RoomChecks", "fill_kv"]
 
 
 _ATOMIC = "Count the blocks that the whole batch needs before you write any KV, take any block, or advance any length."
@@ -22,13 +22,13 @@ class RoomChecks(Conformance):
     def test_all_kv_that_the_limits_promise_can_be_used(self, steps: Steps) -> None:
         """Sequences fill ``kv_tokens`` to the last block; twice, so that released room is room again."""
         for turn in range(2):
-            for state, _ in _fill(steps, turn):
+            for state, _ in fill_kv(steps, turn):
                 steps.release(state)
 
     @step_check
     def test_a_step_without_room_raises_out_of_kv_and_changes_nothing(self, steps: Steps) -> None:
         """With the KV cache full, a step that needs a block more is refused, and every sequence goes on as before."""
-        states = _fill(steps, 0)
+        states = fill_kv(steps, 0)
         if len(states) < 3:
             raise Inapplicable("the KV cache holds less than three sequences")
         _must_run_out(steps, [_next_chunk(steps, states[1])])
@@ -54,14 +54,14 @@ class RoomChecks(Conformance):
     @step_check
     def test_a_step_without_room_takes_none(self, steps: Steps) -> None:
         """States that a step found no room for are released at once; then all KV is there again."""
-        states = _fill(steps, 3)
+        states = fill_kv(steps, 3)
         if len(states) < 3:
             raise Inapplicable("the KV cache holds less than three sequences")
         steps.release(states.pop(0)[0])
         _must_run_out(steps, [_next_chunk(steps, states[0]), _next_chunk(steps, states[1])])
         for state, _ in states:
             steps.release(state)
-        for state, _ in _fill(steps, 4):
+        for state, _ in fill_kv(steps, 4):
             steps.release(state)
 
     @step_check
@@ -69,7 +69,7 @@ class RoomChecks(Conformance):
         """With the KV cache full, a fork that needs a block is refused."""
         if not steps.can.prefix_reuse:
             raise Inapplicable("prefix_reuse is not declared")
-        states = _fill(steps, 1)
+        states = fill_kv(steps, 1)
         if len(states) >= steps.limits.max_open:
             raise Inapplicable("no further state may be open")
         state, tokens = states[-1]
@@ -97,7 +97,7 @@ class RoomChecks(Conformance):
                 )
             steps.release(copy)
         steps.release_all()
-        for state, _ in _fill(steps, 2):
+        for state, _ in fill_kv(steps, 2):
             steps.release(state)
 
     @step_check
@@ -129,10 +129,10 @@ class RoomChecks(Conformance):
             steps.release(state)
             if copy is not None:
                 steps.release(copy)
-        for state, _ in _fill(steps, 3):
+        for state, _ in fill_kv(steps, 3):
             steps.release(state)
         if steps.limits.kv_tokens is not None:
-            for state, _ in _fill(steps, 5):
+            for state, _ in fill_kv(steps, 5):
                 steps.release(state)
 
     @step_check
@@ -147,7 +147,7 @@ class RoomChecks(Conformance):
             with contextlib.suppress(Exception):
                 steps.model.step([Chunk(state, tokens, 0, ChunkKind.PREFILL, Output.LAST)])
             steps.release(state)
-        for state, _ in _fill(steps, 2):
+        for state, _ in fill_kv(steps, 2):
             steps.release(state)
 
     @step_check
@@ -229,8 +229,17 @@ class RoomChecks(Conformance):
         steps.same(steps.alone(tokens, 4), due, f"After a step with {what} a new sequence gets other rows than before.")
 
 
-def _fill(steps: Steps, turn: int) -> list[tuple[State, list[int]]]:
-    """Open states until the KV cache is full, each at the end of a block, the first one of one block."""
+def fill_kv(steps: Steps, turn: int) -> list[tuple[State, list[int]]]:
+    """Open states until the KV cache is full, each at the end of a block, the first one of one block.
+
+    Args:
+        steps: the model, with no state open.
+        turn: other tokens for another number.
+
+    Raises:
+        ConformanceError: there is less room than the limits promise.
+        Inapplicable: it can't be filled, or that takes too long for a test.
+    """
     total, block = steps.limits.kv_tokens, steps.limits.kv_block
     if total is None:
         raise Inapplicable("limits.kv_tokens is None: the KV cache has no bound")

@@ -101,6 +101,19 @@ class ForkSharesACutBlock(LittleBatchModel):
         return False
 
 
+@caught_by("test_a_fork_at_the_end_of_a_block_shares_no_more")
+class ForkSharesTheNextBlock(LittleBatchModel):
+    """Shares a block too many when the length is a multiple of a block, and the child writes into it."""
+
+    def fork(self, state: LittleSequence, length: int) -> tuple[LittleSequence, int]:
+        child, kept = super().fork(state, length)
+        if length and length % self.kv.block == 0:
+            following = state.blocks[len(child.blocks) :][:1]
+            self.kv.share(following)
+            child.blocks += following
+        return child, kept
+
+
 @caught_by("test_a_fork_outlives_its_origin")
 class ForkIsItsParent(LittleBatchModel):
     """Returns the parent for a fork of all that it holds."""
@@ -211,6 +224,17 @@ class TruncateSpoilsForks(LittleBatchModel):
 
     def ends_in_shared(self, state: LittleSequence) -> bool:
         return False
+
+
+@caught_by("test_blocks_that_are_cut_stay_with_those_who_share_them")
+class TruncateFreesSharedBlocks(LittleBatchModel):
+    """Gives the blocks behind a truncation to the next sequence, though a fork still shares them."""
+
+    def truncate(self, state: LittleSequence, length: int) -> None:
+        for block in state.blocks[self.kv.needed(length) :]:
+            if self.kv.is_shared(block):
+                self.kv.free.append(block)
+        super().truncate(state, length)
 
 
 @caught_by("test_a_state_can_be_cut_inside_its_prompt_and_to_nothing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakKeyDictionary
 
-from furnace.contracts import Event, GenerateRequest
+from furnace.contracts import EngineBusyError, Event, GenerateRequest
 from furnace.testing.wrong.little_engine import LittleEngine
 from furnace.testing.wrong.little_generation import LittleGeneration
 from furnace.testing.wrong.little_job import LittleJob
@@ -60,6 +60,24 @@ class CancelIgnoredInTheQueue(LittleEngine):
     def cancel(self, job: LittleJob) -> None:
         if job not in self.waiting:
             super().cancel(job)
+
+
+@caught_by("test_a_request_cancelled_in_the_queue_no_longer_counts")
+class CancelInTheQueueStillCounts(LittleEngine):
+    """Counts requests that were closed in the queue as if they waited for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 0
+
+    async def generate(self, request: GenerateRequest) -> LittleGeneration:
+        if len(self.waiting) + self._left >= 64:
+            raise EngineBusyError("The queue is full. Try again later.", retry_after=1.0)
+        return await super().generate(request)
+
+    async def drop_cancelled(self) -> None:
+        self._left += sum(job.cancelled for job in self.waiting)
+        await super().drop_cancelled()
 
 
 @caught_by("test_a_prefill_can_be_cancelled")

@@ -295,6 +295,47 @@ class StepStateByPrompt(LittleStepModel):
         self._known = {key: value for key, value in self._known.items() if value[0] is not state}
 
 
+@caught_by("test_equal_prompts_part_where_their_tokens_do")
+class StepSharesTheLastPrompt(LittleStepModel):
+    """Takes the KV of a long beginning over from the prompt before, and writes behind it in the same array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: list[int] = []
+        self._cache = LittleCache()
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[LittleCache, Floats]:
+        cache = self.new_cache()
+        pairs = list(zip(self._last, prompt[:-1], strict=False))
+        common = next((place for place, (old, new) in enumerate(pairs) if old != new), len(pairs))
+        if common >= 64:
+            cache.entries, cache.length = self._cache.entries, common
+        for token in prompt[cache.length :]:
+            hidden = self.append(cache, token)
+        self._last, self._cache = list(prompt), cache
+        return cache, self.lm.logits(hidden)
+
+
+@caught_by("test_every_position_has_its_effect")
+class StepLosesAnEntry(LittleStepModel):
+    """Keeps all entries but the last when the KV array of 64 tokens grows."""
+
+    def write(self, cache: LittleCache, token: int, position: int) -> Floats:
+        if cache.length == 64:
+            cache.entries[63] = 0
+        return super().write(cache, token, position)
+
+
+@caught_by("test_decoding_over_a_power_of_two_is_as_a_prompt")
+class StepLosesAnEntryInDecode(LittleStepModel):
+    """Keeps all entries but the last when the KV array of 128 tokens grows while it decodes."""
+
+    def decode(self, state: LittleCache, token: int) -> Floats:
+        if state.length == 128:
+            state.entries[127] = 0
+        return super().decode(state, token)
+
+
 @caught_by("test_memory_does_not_grow_with_steps")
 class StepCountsStates(LittleStepModel):
     """Fails after fifty sequences."""
