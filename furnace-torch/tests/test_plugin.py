@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import furnace
 import furnace_torch.device
 from furnace.checkpoint import CheckpointError, open_checkpoint
 from furnace.contracts import API_VERSION, EngineContext
-from furnace_torch.plugin import TorchFactory, TorchOptions, _kv_tokens, furnace_engine, load_decoder
+from furnace_torch.plugin import TorchFactory, TorchOptions, _kv_tokens, furnace_engine, is_small, load_decoder
 
 
 def test_importing_the_plugin_and_its_options_imports_no_framework() -> None:
@@ -131,3 +132,9 @@ def test_a_gpus_free_memory_decides_how_much_kv_it_holds(monkeypatch: pytest.Mon
     tokens = _kv_tokens(spec, EngineContext(memory_bytes=5), gpu, torch.bfloat16)
     assert tokens == 8_000_000 // (2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 2)
     assert _kv_tokens(spec, EngineContext(kv_tokens=77), gpu, torch.bfloat16) == 77
+
+
+def test_only_a_tiny_model_is_left_to_one_thread(smollm2: Path) -> None:
+    with open_checkpoint("tiny-lm") as tiny, open_checkpoint(smollm2) as larger:
+        assert is_small(tiny.spec)
+        assert not is_small(larger.spec)
