@@ -25,7 +25,7 @@ def processor_flags() -> set[str]:
 
 @pytest.fixture(scope="module")
 def model(engine: Any) -> Any:
-    model = engine.load(max_sequences=33)
+    model = engine.load(max_sequences=65)
     if not model.capabilities.deterministic:
         pytest.skip("rows depend on each other on this machine, and the engine doesn't promise anything else")
     return model
@@ -91,15 +91,15 @@ def test_logits_are_bitwise_the_same_alone_and_in_any_schedule(data: st.DataObje
         np.testing.assert_array_equal(together, drive(model).alone(sequence.tokens, sequence.prompt))
 
 
-def test_rows_are_bitwise_the_same_in_every_width_up_to_32(model: Any, drive: Any, random_tokens: Any) -> None:
-    prompts = [random_tokens(5 + 9 * place, model.vocab_size, seed=place) for place in range(32)]
-    following = random_tokens(32, model.vocab_size, seed=99)
+def test_rows_are_bitwise_the_same_in_every_width_up_to_64(model: Any, drive: Any, random_tokens: Any) -> None:
+    prompts = [random_tokens(5 + 4 * place, model.vocab_size, seed=place) for place in range(64)]
+    following = random_tokens(64, model.vocab_size, seed=99)
     alone = [drive(model).alone([*prompt, *following], len(prompt)) for prompt in prompts[:6]]
     states = [model.open() for _ in prompts]
     for state, prompt in zip(states, prompts, strict=True):
         drive(model).prefill(state, prompt)
     # Step by step one stream fewer, until the first one is alone.
-    for step, width in enumerate(range(32, 0, -1)):
+    for step, width in enumerate(range(64, 0, -1)):
         chunks = [
             Chunk(state, following[step : step + 1], len(prompt) + step, ChunkKind.DECODE, Output.LAST)
             for state, prompt in zip(states[:width], prompts, strict=False)
