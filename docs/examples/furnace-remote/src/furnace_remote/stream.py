@@ -42,6 +42,7 @@ class RemoteStream:
         self.usage = Usage()
         self.events: list[Event] = []
         self.over = False
+        self.left = False
         self.changed = asyncio.Event()
         self._response = response
         self._started = False
@@ -54,6 +55,7 @@ class RemoteStream:
 
     def cancel(self) -> None:
         """Close the connection, unless all was read: so the other server learns of it. From any thread."""
+        self.left = True  # what arrives before the connection is closed counts for nobody
         if not self.over and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
@@ -70,9 +72,9 @@ class RemoteStream:
                     while len(self.events) >= _MOST_WAITING:
                         self.changed.clear()
                         await self.changed.wait()
-                    if line.startswith("data:") and not self.over:
+                    if line.startswith("data:") and not (self.over or self.left):
                         self._take(line[5:].strip())
-            if not self.over and not self._scope.cancelled_caught:
+            if not (self.over or self.left):
                 raise EngineFailedError("the other server's stream ended before its end marker")
         except EngineError as error:
             self._end(Failed(error.info, self.usage))
