@@ -104,6 +104,7 @@ def test_an_open_address_without_keys_is_a_warning(command: Any, url_of: UrlOf) 
     [
         ([], "no engine to serve"),
         (["-e", "tiny-lm"], "write SCHEME:MODEL"),
+        (["acme:demo"], "a model is given with --engine: furnace serve --engine 'acme:demo'"),
         (["-e", "acme:"], "names no model"),
         (["-e", "absent:tiny-lm"], "perhaps its package is named furnace-absent"),
         (["-e", "acme:demo?sze=3"], "did you mean 'size'?"),

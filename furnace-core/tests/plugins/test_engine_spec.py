@@ -80,6 +80,7 @@ def test_a_path_that_exists_is_taken_whole(tmp_path: Path) -> None:
     ("text", "hint"),
     [
         ("tiny-lm", "torch:tiny-lm"),
+        ("acme", "or acme:MODEL if acme is a scheme"),
         ("", "SCHEME:MODEL"),
         ("torch:", "names no model"),
         ("torch:?a=1", "names no model"),

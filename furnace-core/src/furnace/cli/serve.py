@@ -19,6 +19,7 @@ from furnace.cli.spec_completion import complete_scheme
 from furnace.cli.state import CliState, debug_option
 from furnace.config import LOG_FORMATS, LOG_LEVELS, ConfigError, ServeConfig, assign_options
 from furnace.contracts import LlmEngine, Progress
+from furnace.contracts.errors import quote
 from furnace.plugins import EngineSpec, load_engine, load_plugins
 from furnace.plugins.registry import find_engine
 from furnace.telemetry.logs import LogStream, set_up_logging
@@ -148,9 +149,14 @@ _MANY_DESCRIPTORS = 65_536
 @click.option(
     "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="json: one object a line."
 )
+@click.argument("without_option", nargs=-1, metavar="", type=click.UNPROCESSED)
 @debug_option
 def command(
-    engines: tuple[str, ...], assignments: tuple[str, ...], chat_template: Path | None, **settings: Any
+    engines: tuple[str, ...],
+    assignments: tuple[str, ...],
+    chat_template: Path | None,
+    without_option: tuple[str, ...],
+    **settings: Any,
 ) -> None:
     """Serve models on the OpenAI API.
 
@@ -160,6 +166,8 @@ def command(
     \b
         furnace serve --engine "torch:tiny-lm?dtype=float32"
     """
+    if without_option:
+        raise click.UsageError(f"a model is given with --engine: furnace serve --engine {quote(without_option[0])}")
     specs = assign_options([EngineSpec.parse(text) for text in engines], assignments)
     template = None if chat_template is None else _read_template(chat_template)
     record: Path | None = settings.pop("record")

@@ -68,8 +68,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         head, colon, rest = text.partition(":")
         if not colon:
             example = f"torch:{text}" if text and len(text) < 100 and "?" not in text else "torch:tiny-lm"
+            other = f", or {text}:MODEL if {text} is a scheme" if _SCHEME.fullmatch(text) and len(text) < 100 else ""
             raise EngineSpecError(
-                f"{quote(text)} is no engine: write SCHEME:MODEL, such as {example} "
+                f"{quote(text)} is no engine: write SCHEME:MODEL, such as {example}{other} "
                 "(`furnace engines` lists the schemes)"
             )
         name, equals, scheme = head.rpartition("=")
