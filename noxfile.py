@@ -25,6 +25,8 @@ EXAMPLES = Path("docs/examples")
 CORE_DISTRIBUTIONS = Path("tests/packaging/furnace-core-distributions.txt")
 # The profile `ci` of hypothesis has no deadline: a busy machine is not a failure. A test that hangs is one.
 PATIENT = ("--hypothesis-profile=ci", "--timeout=300")
+# Most tests keep one core busy; those of a file share what they load.
+SIDE_BY_SIDE = ("--numprocesses=2", "--dist=loadfile")
 # What of the tests computes where FURNACE_TORCH_DEVICE says.
 ON_GPU = (
     *(f"furnace-torch/tests/test_{name}.py" for name in ("decoder", "device_form", "families", "golden_logits")),
@@ -61,7 +63,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit tests of every package, and the tests that cross packages; arguments after ``--`` go to pytest."""
     everything = [*(f"{package}/tests" for package in packages_here(session)), "tests", "--ignore=tests/examples"]
-    run_pytest(session, *(session.posargs or everything))
+    run_pytest(session, *(session.posargs or (*SIDE_BY_SIDE, *everything)))
 
 
 @nox.session(venv_backend="none")
@@ -89,7 +91,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def examples(session: nox.Session) -> None:
     """The examples of the documentation: their own tests, and those that install and serve them."""
-    run_pytest(session, str(EXAMPLES), "tests/examples")
+    run_pytest(session, *SIDE_BY_SIDE, str(EXAMPLES), "tests/examples")
 
 
 @nox.session(reuse_venv=True, default=False, requires=["dev"])

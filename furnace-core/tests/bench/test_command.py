@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,7 +138,8 @@ def test_a_benchmark_of_failures_shows_them_and_is_no_success() -> None:
         done = bench(server.url, "-n", "2", "--warmup", "0", *SHORT)
 
     assert done.returncode == 2
-    assert "note: A, 1 client: 2 failed" in done.stdout
+    # Where one stands in its stream when the model fails is a race: they may differ in what they say of it.
+    assert sum(map(int, re.findall(r"note: A, 1 client: (\d) failed", done.stdout))) == 2
     assert done.stderr == "furnace: no request succeeded\n"
 
 
