@@ -263,7 +263,8 @@ def test_a_prompt_that_fits_the_context_but_not_the_kv_cache_is_refused_with_the
 
 
 def test_preempted_streams_lose_and_repeat_nothing(mock_engine: MakeMock) -> None:
-    small = mock_engine("lorem", kv_tokens=160, max_step_tokens=32, max_sequences=8)
+    gate = StepGate()  # until all are there: a quick model would have answered the first ones by then
+    small = mock_engine("lorem", gate=gate, kv_tokens=160, max_step_tokens=32, max_sequences=8)
     roomy = mock_engine("lorem")
     bodies = [chat("lorem", f"prompt {n}", temperature=0, max_tokens=60, stream=True) for n in range(8)]
 
@@ -276,7 +277,11 @@ def test_preempted_streams_lose_and_repeat_nothing(mock_engine: MakeMock) -> Non
 
     async def together(server: Server) -> list[str]:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            return await asyncio.gather(*[text(client, body) for body in bodies])
+            texts = asyncio.gather(*[text(client, body) for body in bodies])
+            while stats(small).waiting + stats(small).running < len(bodies):
+                await asyncio.sleep(0.01)
+            gate.open()
+            return await texts
 
     with Server(port=0).llm(roomy.engine).background() as server:
         expected = asyncio.run(solo(server))
