@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from leaving_clients import live
 
 from furnace import ChatInput, Message, Scheduled, SchedulerConfig, Server
 from furnace.contracts import SchedulerStats
@@ -278,8 +279,7 @@ def test_preempted_streams_lose_and_repeat_nothing(mock_engine: MakeMock) -> Non
     async def together(server: Server) -> list[str]:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             texts = asyncio.gather(*[text(client, body) for body in bodies])
-            while stats(small).waiting + stats(small).running < len(bodies):
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: live(small) == len(bodies), "all requests admitted")
             gate.open()
             return await texts
 
