@@ -137,7 +137,7 @@ struct NativeModel(Arc<Model>);
 
 #[pymethods]
 impl NativeModel {
-    /// `avx512`, `avx2` or `portable`.
+    /// `avx512vnni`, `avx512`, `avx2` or `portable`.
     #[getter]
     fn kernels(&self) -> &'static str {
         self.0.kernels()

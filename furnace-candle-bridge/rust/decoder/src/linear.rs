@@ -1,12 +1,14 @@
 //! Projections, as a custom op of candle.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use rayon::prelude::*;
 
 use crate::error::{Result, invalid};
-use crate::kernels::Kernels;
+use crate::kernels::{Format, Kernels, Quantized};
 use crate::packed::Packed;
 use crate::tensors::{Disjoint, floats};
 
@@ -85,30 +87,47 @@ impl Linear {
         let target = Disjoint::new(&mut out);
         let tasks = self.panels.len() * rows.div_ceil(ROW_BLOCK);
         let least = if rows < ROW_BLOCK / 4 { LEAST_PANELS } else { 1 };
+        let quantized = self.quantize(x);
         (0..tasks).into_par_iter().with_min_len(least).for_each(|task| {
             let first = task / self.panels.len() * ROW_BLOCK;
             let last = rows.min(first + ROW_BLOCK);
-            self.project_panel(
-                &x[first * self.inputs..last * self.inputs],
-                task % self.panels.len(),
-                |row, column, values| {
-                    // SAFETY: no other task has this block of rows and this panel.
-                    unsafe { target.write((first + row) * self.outputs + column, values) }
-                },
-            );
+            self.project_panel(x, &quantized, first..last, task % self.panels.len(), |row, column, values| {
+                // SAFETY: no other task has this block of rows and this panel.
+                unsafe { target.write(row * self.outputs + column, values) }
+            });
         });
         out
     }
 
-    /// Multiplies rows with one panel, and hands each row of the result on, with its row and first column.
-    fn project_panel(&self, x: &[f32], index: usize, write: impl Fn(usize, usize, &[f32])) {
+    /// The rows as whole numbers, once for each size of groups that a matrix has.
+    fn quantize(&self, x: &[f32]) -> Vec<Quantized> {
+        let formats = self.parts.iter().map(Packed::format).filter(|format| format.is_whole());
+        let groups: BTreeSet<usize> = formats.map(Format::group).collect();
+        groups.into_iter().map(|group| self.kernels.quantize(x, self.inputs, group)).collect()
+    }
+
+    /// Multiplies some rows with one panel, and hands each row of the result on, with its row and first column.
+    fn project_panel(
+        &self,
+        x: &[f32],
+        quantized: &[Quantized],
+        rows: Range<usize>,
+        index: usize,
+        write: impl Fn(usize, usize, &[f32]),
+    ) {
         let (part, panel, column) = self.panels[index];
         let (part, width) = (&self.parts[part], self.kernels.width());
         let outputs = width.min(part.outputs() - panel * width);
         SCRATCH.with_borrow_mut(|(out, unpacked)| {
-            out.resize(x.len() / self.inputs * width, 0.0);
-            self.kernels.project(x, self.inputs, part.format(), part.panel(panel), out, unpacked);
-            for (row, values) in out.chunks_exact_mut(width).enumerate() {
+            out.resize(rows.len() * width, 0.0);
+            match quantized.iter().find(|quantized| quantized.fits(part.format())) {
+                Some(x) => self.kernels.project_whole(x, rows.clone(), part.format(), part.panel(panel), out),
+                None => {
+                    let x = &x[rows.start * self.inputs..rows.end * self.inputs];
+                    self.kernels.project(x, self.inputs, part.format(), part.panel(panel), out, unpacked);
+                }
+            }
+            for (row, values) in rows.zip(out.chunks_exact_mut(width)) {
                 let values = &mut values[..outputs];
                 if let Some(bias) = &self.bias {
                     for (value, bias) in values.iter_mut().zip(&bias[column..]) {
@@ -202,7 +221,8 @@ mod tests {
     fn processors_with_fused_sums_agree_bit_for_bit() {
         let (bytes, _) = quantized(64, 256, GgmlDType::Q4_1);
         let x = numbers(9 * 256, 1);
-        let mut results = Kernels::available().iter().filter(|kernels| kernels.name() != "portable").map(|kernels| {
+        let of_floats = |kernels: &&Kernels| ["avx512", "avx2"].contains(&kernels.name());
+        let mut results = Kernels::available().iter().filter(of_floats).map(|kernels| {
             let packed = Packed::new(kernels, StoredType::Q4_1, 64, 256, &bytes).unwrap();
             Linear::new(kernels, vec![packed], None).unwrap().project(&x)
         });

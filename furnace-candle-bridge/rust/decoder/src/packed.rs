@@ -25,7 +25,7 @@ impl Packed {
     /// # Errors
     /// `Invalid`: the bytes are not those of such a matrix. `OutOfMemory`.
     pub fn new(kernels: &Kernels, stored: StoredType, outputs: usize, inputs: usize, rows: &[u8]) -> Result<Self> {
-        let (format, width) = (stored.format(), kernels.width());
+        let (format, width) = (kernels.format(stored.format()), kernels.width());
         let step = stored.block_size().max(format.group());
         if inputs == 0 || !inputs.is_multiple_of(step) {
             return invalid(format!("a row of {inputs} inputs is not a multiple of {step}, as {stored:?} needs"));
@@ -42,7 +42,7 @@ impl Packed {
         let mut data = Aligned::zeroed(outputs.div_ceil(width) * panel_bytes)?;
         data.bytes_mut().par_chunks_mut(panel_bytes).enumerate().for_each(|(index, panel)| {
             for (lane, row) in rows.chunks_exact(row_bytes).skip(index * width).take(width).enumerate() {
-                pack_row(stored, row, panel, width, lane);
+                pack_row(stored, format, row, panel, width, lane);
             }
         });
         Ok(Packed { format, outputs, inputs, width, panel_bytes, data })
@@ -79,18 +79,22 @@ impl Packed {
         let (panel, lane, width) = (self.panel(output / self.width), output % self.width, self.width);
         let (group, header) = (self.format.group(), self.format.header_bytes(width));
         let float = |at: usize| f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
+        let is_nibble = self.format.pair_bytes() == 1;
         let mut weights = Vec::with_capacity(self.inputs);
         for start in (0..panel.len()).step_by(self.format.group_bytes(width)) {
             for input in 0..group {
-                // Of inputs of more than four bits each, those of all outputs lie side by side.
+                // Where floats are stored, those of all outputs lie side by side.
                 let place = input * width + lane;
                 let at = start + header;
                 let quant = match self.format {
                     Format::F32 => float(at + 4 * place),
                     Format::F16 => half::f16::from_bits(bits(panel, at + 2 * place)).to_f32(),
                     Format::BF16 => half::bf16::from_bits(bits(panel, at + 2 * place)).to_f32(),
-                    Format::U4 => f32::from(panel[at + input / 2 * width + lane] >> (4 * (input % 2)) & 15),
-                    Format::I8By16 | Format::I8By32 => f32::from(panel[at + place] as i8),
+                    scaled => {
+                        let (byte, shift, added) = scaled.place(width, input, lane);
+                        let quant = panel[at + byte].wrapping_sub(added) as i8;
+                        f32::from(if is_nibble { quant >> shift & 15 } else { quant })
+                    }
                 };
                 weights.push(if self.format.is_scaled() {
                     quant.mul_add(float(start + 4 * lane), float(start + 4 * (width + lane)))
@@ -108,8 +112,8 @@ fn bits(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// Writes one row into a lane of a panel.
-fn pack_row(stored: StoredType, row: &[u8], panel: &mut [u8], width: usize, lane: usize) {
-    let (format, size) = (stored.format(), stored.block_bytes());
+fn pack_row(stored: StoredType, format: Format, row: &[u8], panel: &mut [u8], width: usize, lane: usize) {
+    let size = stored.block_bytes();
     if !format.is_scaled() {
         for (input, element) in row.chunks_exact(size).enumerate() {
             let at = (input * width + lane) * size;
@@ -127,11 +131,8 @@ fn pack_row(stored: StoredType, row: &[u8], panel: &mut [u8], width: usize, lane
             to[4 * lane..][..4].copy_from_slice(&block.scales[place].to_le_bytes());
             to[4 * (width + lane)..][..4].copy_from_slice(&block.offsets[place].to_le_bytes());
             for (input, &quant) in block.quants[place * group..(place + 1) * group].iter().enumerate() {
-                if format == Format::U4 {
-                    to[header + input / 2 * width + lane] |= (quant as u8) << (4 * (input % 2));
-                } else {
-                    to[header + input * width + lane] = quant as u8;
-                }
+                let (at, shift, added) = format.place(width, input, lane);
+                to[header + at] |= (quant as u8).wrapping_add(added) << shift;
             }
         }
     }

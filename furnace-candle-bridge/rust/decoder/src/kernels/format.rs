@@ -3,7 +3,8 @@
 //! A panel holds the weights of `width` outputs, `width` being two vectors. Inputs follow each other in pairs; of each
 //! the weights of all outputs lie side by side, so that a vector holds one input of many outputs, and a sum over inputs
 //! never crosses lanes. Weights with scales come in groups of inputs: before a group are its scales and then its
-//! offsets, a float for each output, and a weight is `quant * scale + offset`.
+//! offsets, a float for each output, and a weight is `quant * scale + offset`. For products in whole numbers, a
+//! group's inputs lie in another order.
 
 use super::isa::Isa;
 
@@ -19,6 +20,13 @@ pub enum Format {
     I8By16,
     /// Eight bits, signed; a scale and an offset for 32 inputs.
     I8By32,
+    /// As `U4`, for products in whole numbers: of each output four inputs lie side by side, and those of one vector of
+    /// outputs behind those of the other. A byte holds two inputs, the second of which is four further.
+    U4Quads,
+    /// As `I8By16`, in the same order, with 128 added.
+    U8By16Quads,
+    /// As `I8By32`, in the same order, with 128 added.
+    U8By32Quads,
 }
 
 impl Format {
@@ -28,9 +36,9 @@ impl Format {
             Format::F32 => F32::GROUP,
             Format::F16 => F16::GROUP,
             Format::BF16 => BF16::GROUP,
-            Format::U4 => U4::GROUP,
-            Format::I8By16 => I8::<16>::GROUP,
-            Format::I8By32 => I8::<32>::GROUP,
+            Format::U4 | Format::U4Quads => U4::GROUP,
+            Format::I8By16 | Format::U8By16Quads => I8::<16>::GROUP,
+            Format::I8By32 | Format::U8By32Quads => I8::<32>::GROUP,
         }
     }
 
@@ -40,14 +48,43 @@ impl Format {
             Format::F32 => F32::PAIR_BYTES,
             Format::F16 => F16::PAIR_BYTES,
             Format::BF16 => BF16::PAIR_BYTES,
-            Format::U4 => U4::PAIR_BYTES,
-            Format::I8By16 | Format::I8By32 => I8::<32>::PAIR_BYTES,
+            Format::U4 | Format::U4Quads => U4::PAIR_BYTES,
+            Format::I8By16 | Format::I8By32 | Format::U8By16Quads | Format::U8By32Quads => I8::<32>::PAIR_BYTES,
         }
     }
 
     /// Whether there are scales and offsets.
     pub(crate) fn is_scaled(self) -> bool {
-        matches!(self, Format::U4 | Format::I8By16 | Format::I8By32)
+        !matches!(self, Format::F32 | Format::F16 | Format::BF16)
+    }
+
+    /// Whether products are those of whole numbers.
+    pub(crate) fn is_whole(self) -> bool {
+        self.whole() == self && self.is_scaled()
+    }
+
+    /// The format for products in whole numbers, if there is one.
+    pub(crate) fn whole(self) -> Self {
+        match self {
+            Format::U4 => Format::U4Quads,
+            Format::I8By16 => Format::U8By16Quads,
+            Format::I8By32 => Format::U8By32Quads,
+            other => other,
+        }
+    }
+
+    /// Where the quant of an input and an output lies behind a group's scales: the byte, by how many bits it is shifted,
+    /// and what is added to it.
+    pub(crate) fn place(self, width: usize, input: usize, output: usize) -> (usize, usize, u8) {
+        let lanes = width / 2;
+        // Of a run of quads for each vector of outputs.
+        let quad = |run: usize, index: usize| ((output / lanes * run + index) * lanes + output % lanes) * 4 + input % 4;
+        match self {
+            Format::U4 => (input / 2 * width + output, 4 * (input % 2), 0),
+            Format::U4Quads => (quad(self.group() / 8, input / 8), input & 4, 0),
+            Format::U8By16Quads | Format::U8By32Quads => (quad(self.group() / 4, input / 4), 0, 128),
+            _ => (input * width + output, 0, 0),
+        }
     }
 
     /// Bytes of the scales and offsets of a group of a panel.

@@ -5,6 +5,9 @@ mod isa;
 mod panel;
 mod rows;
 #[cfg(target_arch = "x86_64")]
+mod vnni;
+mod whole;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::sync::LazyLock;
@@ -13,6 +16,8 @@ pub use format::Format;
 use isa::{Isa, Portable};
 use panel::{Product, Projection};
 pub use rows::Activation;
+pub use whole::Quantized;
+use whole::Whole;
 
 /// The kernels for one set of instructions.
 pub struct Kernels {
@@ -26,6 +31,8 @@ pub struct Kernels {
     cap: unsafe fn(&mut [f32], f32),
     softmax: unsafe fn(&mut [f32]),
     rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
+    /// For formats with scales, products in whole numbers.
+    whole: Option<Whole>,
 }
 
 /// Compiles all kernels with a set of instructions switched on.
@@ -72,6 +79,7 @@ macro_rules! kernels {
             cap,
             softmax,
             rotate,
+            whole: None,
         }
     }};
 }
@@ -82,7 +90,11 @@ static AVAILABLE: LazyLock<Vec<Kernels>> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-            found.push(kernels!("avx512", x86::Avx512, "avx512f,avx512vl,avx2,fma,f16c"));
+            let floats = kernels!("avx512", x86::Avx512, "avx512f,avx512vl,avx2,fma,f16c");
+            if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni") {
+                found.push(Kernels { name: "avx512vnni", whole: Some(Whole::VNNI), ..floats });
+            }
+            found.push(floats);
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
             found.push(kernels!("avx2", x86::Avx2, "avx2,fma,f16c"));
@@ -98,7 +110,7 @@ impl Kernels {
         &AVAILABLE
     }
 
-    /// What they are called: `avx512`, `avx2` or `portable`.
+    /// What they are called: `avx512vnni`, `avx512`, `avx2` or `portable`.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -106,6 +118,11 @@ impl Kernels {
     /// Outputs of a panel; a power of two.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// How weights of a format lie in panels for these kernels.
+    pub fn format(&self, format: Format) -> Format {
+        if self.whole.is_some() { format.whole() } else { format }
     }
 
     /// Rows that are best multiplied at once.
@@ -159,6 +176,7 @@ impl Kernels {
         scratch: &mut Vec<f32>,
     ) {
         let rows = out.len() / self.width;
+        assert!(!format.is_whole(), "a format for whole numbers");
         assert!(depth.is_multiple_of(format.group()), "a group is cut");
         assert!(x.len() >= rows * depth, "too few inputs");
         assert!(panel.len() >= depth / format.group() * format.group_bytes(self.width), "too small a panel");

@@ -108,6 +108,7 @@ pub(super) unsafe fn project<I: Isa>(job: &Projection) {
             Format::U4 => project_stored::<I, U4>(job),
             Format::I8By16 => project_stored::<I, I8<16>>(job),
             Format::I8By32 => project_stored::<I, I8<32>>(job),
+            Format::U4Quads | Format::U8By16Quads | Format::U8By32Quads => unreachable!("see `whole`"),
         }
     }
 }
