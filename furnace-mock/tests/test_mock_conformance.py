@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from furnace.testing import EngineConformance
+from furnace.testing.engine.waiting import WaitingChecks
 
 pytest_plugins = ["furnace.testing.plugin"]
 
@@ -25,3 +26,17 @@ class TestPlainMock(EngineConformance):
 
 class TestMockEngine(EngineConformance):
     spec = "mock:lorem?level=engine"
+
+
+class TestPacedMock(WaitingChecks):
+    """Without a delay its requests end before another one can wait."""
+
+    spec = "mock:lorem?step_delay=0.001"
+
+
+class TestPacedPlainMock(WaitingChecks):
+    spec = "mock:lorem?form=plain&step_delay=0.001"
+
+
+class TestPacedMockEngine(WaitingChecks):
+    spec = "mock:lorem?level=engine&step_delay=0.001"

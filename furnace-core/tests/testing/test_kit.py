@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
 from furnace.contracts import Chunk, ChunkKind, EngineBusyError, InvalidRequestError, Output, State, UnsupportedError
 from furnace.testing import BatchStepModelConformance
-from furnace.testing.runner import Outcome, Result, Run, all_checks
+from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
 from furnace.testing.step.driver import Steps
 from furnace.testing.step.play import Play, PlayError
@@ -132,6 +133,13 @@ def test_a_right_engine_passes_all_checks_that_apply() -> None:
     assert len(results) == len(run) > 0
     assert {result.outcome for result in results} == {Outcome.OK}
     assert (run.facts.name, run.facts.max_context) == ("lorem", 512)
+
+
+def test_the_form_of_the_logits_is_looked_at_before_all_else() -> None:
+    with closing(Run("mock:lorem").results()) as results:
+        first = next(results)
+    assert isinstance(first, Check)
+    assert first.name == "test_logits_are_finite_float32_rows_of_the_vocabulary"
 
 
 def test_what_an_engine_has_not_is_skipped_with_the_reason() -> None:

@@ -17,6 +17,11 @@ class TestRemote(EngineConformance):
     # The API does not say which stop string ended an output.
     test_a_stop_string_ends_the_output_and_is_not_in_it = None
     test_of_several_stop_strings_the_first_that_is_complete_wins = None
+    test_a_stop_string_in_the_last_place_is_a_stop = None
+    # Nor has it a deadline, and the other server may say nothing before the first token: see generate().
+    test_a_request_does_not_wait_beyond_its_deadline = None
+    test_a_deadline_of_zero_is_a_deadline = None
+    test_generate_does_not_wait_for_a_place = None
 
     server: ClassVar[furnace.Server]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import weakref
@@ -34,6 +35,7 @@ class RemoteEngine(furnace.LlmEngine):
         self._options = options
         self._max_context = min(options.max_context, max_context or options.max_context)
         self._client: httpx.AsyncClient | None = None
+        self._asking: set[asyncio.Task[httpx.Response]] = set()
         self._streams: weakref.WeakSet[RemoteStream] = weakref.WeakSet()
         self._trouble = ""
 
@@ -81,6 +83,11 @@ class RemoteEngine(furnace.LlmEngine):
 
     async def aclose(self) -> None:
         client, self._client = self._client, None
+        if self._asking:
+            # A connection that is made behind the client's end would stay open.
+            for asking in self._asking:
+                asking.cancel()
+            await asyncio.wait(self._asking)
         for stream in list(self._streams):
             stream.fail(EngineUnavailableError("The server is shutting down.", code="shutting_down"))
         if client is not None:
@@ -101,7 +108,7 @@ class RemoteEngine(furnace.LlmEngine):
             headers["x-request-id"] = request.id
         asked = self._client.build_request("POST", path_of(request), content=body, headers=headers)
         try:
-            response = await self._client.send(asked, stream=True)
+            response = await self._send(self._client, asked)
             if response.status_code != 200:
                 async with contextlib.aclosing(response):
                     raise error_of(response.status_code, await response.aread(), response.headers)
@@ -112,3 +119,16 @@ class RemoteEngine(furnace.LlmEngine):
         stream = RemoteStream(response)
         self._streams.add(stream)
         return RemoteGeneration(stream)
+
+    async def _send(self, client: httpx.AsyncClient, asked: httpx.Request) -> httpx.Response:
+        """The beginning of the answer, unless ``aclose`` comes before it."""
+        asking = asyncio.ensure_future(client.send(asked, stream=True))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        task = asyncio.current_task()
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            raise EngineUnavailableError("The server is shutting down.", code="shutting_down") from None

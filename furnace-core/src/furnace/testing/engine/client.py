@@ -109,6 +109,7 @@ class Client:
         stop: Sequence[str] = (),
         choice: int = 0,
         salt: str = "",
+        deadline: float | None = None,
         **params: Any,
     ) -> GenerateRequest:
         """A request.
@@ -121,6 +122,7 @@ class Client:
             stop: stop strings.
             choice: which of n.
             salt: of the cache.
+            deadline: seconds that it may wait.
             params: further fields of ``SamplingParams``.
         """
         if endless:
@@ -131,6 +133,7 @@ class Client:
             stop=list(stop),
             choice=choice,
             cache_salt=salt,
+            deadline=deadline,
         )
 
     def _input(self, prompt: str | Sequence[int]) -> Input:
@@ -155,9 +158,12 @@ class Client:
         return await self.read(await self.submit(request))
 
     async def answers(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
-        """Of requests that run at once."""
-        generations = [await self.submit(request) for request in requests]
-        return list(await asyncio.gather(*map(self.read, generations)))
+        """Of requests that run at once, as many as the queue takes."""
+        answers: list[Answer] = []
+        while len(answers) < len(requests):
+            generations = await self.fill(requests[len(answers) :])
+            answers += await asyncio.gather(*map(self.read, generations))
+        return answers
 
     async def fill(self, requests: Sequence[GenerateRequest], after: str = "all others ended") -> list[Generation]:
         """Admit requests until the engine says that its queue is full, which it may.

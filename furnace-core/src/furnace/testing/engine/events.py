@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from copy import deepcopy
 
 import msgspec
 
@@ -12,20 +14,22 @@ from furnace.contracts import (
     Finished,
     FinishReason,
     GenerateRequest,
-    InvalidRequestError,
     Prompt,
     Reasoning,
     Started,
     Text,
     ToolCallDelta,
 )
+from furnace.contracts.errors import quote
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Answer, Client
-from furnace.testing.verdict import Inapplicable, fail, refused, require
+from furnace.testing.verdict import Inapplicable, fail, require
 
 __all__ = ["EventChecks"]
 
 _LAST = (Finished, Failed)
+_TRIES = 5
+_GIVES_UP = 200
 
 
 class EventChecks(Conformance):
@@ -97,6 +101,10 @@ class EventChecks(Conformance):
             require(count <= max_tokens, f"max_tokens={max_tokens} gave {count} tokens. Stop after {max_tokens}.")
             if reason is FinishReason.LENGTH:
                 require(
+                    answer.finished.matched is None,
+                    f"output that ended by length says matched={answer.finished.matched!r}. Nothing was matched.",
+                )
+                require(
                     count == max_tokens,
                     f"max_tokens={max_tokens} ended with reason length after {count} tokens. The last token counts, "
                     "too.",
@@ -119,15 +127,12 @@ class EventChecks(Conformance):
     @engine_check
     async def test_text_comes_as_it_is_generated(self, client: Client) -> None:
         """A long answer comes in many pieces, not in one at the end."""
-        answer = await client.answer(client.ask(max_tokens=48))
-        if answer.usage.completion_tokens < 24 or not answer.text:
-            raise Inapplicable("the model says too little")
-        pieces = len([event for event in answer.events if isinstance(event, Text)])
-        require(
-            pieces > 2,
-            f"{answer.usage.completion_tokens} tokens came in {pieces} pieces. Send text as soon as it is there, and "
-            "hold back only what may become a stop string or an unfinished character.",
-        )
+        await _comes_in_pieces(client, ())
+
+    @engine_check
+    async def test_stop_strings_hold_back_only_what_may_become_one(self, client: Client) -> None:
+        """The same with stop strings that never come."""
+        await _comes_in_pieces(client, ("\u2603", "\u2603\u2603\u2603\u2603"))
 
     @engine_check
     async def test_the_prompt_is_counted(self, client: Client) -> None:
@@ -234,30 +239,61 @@ class EventChecks(Conformance):
                 )
 
     @engine_check
-    async def test_generate_many_answers_each_request(self, client: Client) -> None:
-        """``generate_many`` gives a Generation for each request, in order."""
-        require(await client.engine.generate_many([]) == [], "generate_many([]) must return an empty list")
-        lengths = [3, 5, 4]
-        requests = [client.ask(max_tokens=length, choice=choice, seed=7) for choice, length in enumerate(lengths)]
-        generations = await client.engine.generate_many(requests)
-        require(len(generations) == 3, f"generate_many of 3 requests returned {len(generations)} generations")
-        answers = await asyncio.gather(*map(client.read, generations))
-        counts = [answer.usage.completion_tokens for answer in answers if answer.finished.reason is FinishReason.LENGTH]
-        if len(counts) == len(lengths):
-            require(counts == lengths, f"choices that asked for {lengths} tokens got {counts}: keep their order")
+    async def test_a_batch_belongs_to_its_reader(self, client: Client) -> None:
+        """A list that ``batch`` returned does not change any more, nor do its events."""
+        generation = await client.submit(client.ask(max_tokens=24))
+        batches: list[tuple[list[Event], list[Event]]] = []
+        while batch := await generation.batch():
+            batches.append((batch, deepcopy(batch)))
+        for batch, copy in batches:
+            require(
+                batch == copy,
+                f"batch() returned {quote(copy)}, and later that list was {quote(batch)}. Return a new list each time, "
+                "and leave the lists alone that events have.",
+            )
 
     @engine_check
-    async def test_generate_many_admits_all_or_none(self, client: Client) -> None:
-        """When one of several requests is refused, those that were admitted before it are cancelled."""
-        before = await client.settle()
-        requests = [client.ask(max_tokens=None), client.ask(max_tokens=None), client.ask(temperature=-1.0)]
-        with refused(InvalidRequestError, "generate_many() with a temperature of -1", param="temperature"):
-            await client.engine.generate_many(requests)
-        after = await client.settle()
-        if before is not None and after is not None:
-            require(
-                after.finished == before.finished,
-                f"generate_many() refused one of 3 requests, and {after.finished - before.finished} others ran to "
-                "their end. Close what was admitted before you raise.",
-            )
-        await client.works("generate_many() was refused")
+    async def test_a_reader_that_gives_up_and_comes_back_misses_nothing(self, client: Client) -> None:
+        """A task that waits in ``batch`` is cancelled, again and again: the next one gets what came."""
+        request = client.ask(max_tokens=24)
+        due = await client.repeatable(request)
+        generation = await client.submit(request)
+        answer = Answer()
+        turns = 0
+        while not any(isinstance(event, _LAST) for event in answer.events):
+            reader = asyncio.create_task(generation.batch())
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            turns += 1
+            if turns < _GIVES_UP:
+                reader.cancel()
+            try:
+                batch = await reader
+            except asyncio.CancelledError:
+                continue
+            if not batch:
+                break
+            answer.events += batch
+        require(
+            (answer.text, answer.tokens) == (due.text, due.tokens),
+            f"a reader whose wait in batch() was cancelled at times got {answer.text!r} and not {due.text!r}. Take "
+            "events out only when you return them, and let only aclose() end the request.",
+        )
+
+
+async def _comes_in_pieces(client: Client, stop: Sequence[str]) -> None:
+    pieces = count = 0
+    for turn in range(_TRIES):  # what comes faster than it is read is put together, so that one try tells nothing
+        length = min(48 << turn, client.engine.max_context // 2)
+        answer = await client.answer(client.ask(max_tokens=length, stop=stop))
+        count = answer.usage.completion_tokens
+        if count < 24 or not answer.text:
+            raise Inapplicable("the model says too little")
+        pieces = len([event for event in answer.events if isinstance(event, Text)])
+        if pieces > 2:
+            return
+    require(
+        False,
+        f"{count} tokens came in {pieces} pieces, with stop={list(stop)}. Send text as soon as it is there, and hold "
+        "back only what may become a stop string or an unfinished character.",
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 from furnace.contracts import (
     EngineUnavailableError,
+    Event,
     Failed,
     Finished,
     Health,
@@ -17,13 +18,15 @@ from furnace.contracts import (
     SchedulerStats,
 )
 from furnace.testing.conformance import Conformance, engine_check
-from furnace.testing.engine.client import Client
+from furnace.testing.engine.client import Answer, Client
 from furnace.testing.threads import LoopThread
 from furnace.testing.verdict import ConformanceError, fail, refused, require
 
 __all__ = ["LifeChecks"]
 
 _THREAD_SECONDS = 10.0
+_LAST_SECONDS = 20.0
+"""Within which a stream of a closed engine has its last event."""
 
 
 class LifeChecks(Conformance):
@@ -64,6 +67,10 @@ class LifeChecks(Conformance):
         await engine.aclose()
         with refused(EngineUnavailableError, "generate() after aclose()"):
             await engine.generate(request)
+        require(
+            type(engine).health is LlmEngine.health or engine.health().state is not HealthState.READY,
+            "after aclose() health() says that the engine is ready. Say dead: it does not serve.",
+        )
 
     @engine_check
     async def test_closing_twice_or_without_start_is_fine(self, client: Client) -> None:
@@ -87,9 +94,9 @@ class LifeChecks(Conformance):
             reader = asyncio.create_task(other.read(generations[1]))
             await asyncio.sleep(0)
             await engine.aclose()
-            answers = [await reader]
+            answers = [await _rest(reader)]
             for generation in (generations[0], *generations[2:]):
-                answers.append(await other.read(generation))
+                answers.append(await _rest(other.read(generation)))
             answers[1].events[:0] = begun.events
             for answer in answers:
                 last = answer.events[-1] if answer.events else None
@@ -106,15 +113,73 @@ class LifeChecks(Conformance):
         await client.works("another engine was closed")
 
     @engine_check
-    async def test_a_draining_engine_finishes_what_runs(self, client: Client) -> None:
-        """After ``drain`` open streams go on to their end."""
+    async def test_a_failure_says_what_was_used(self, client: Client) -> None:
+        """The last event of a stream that ``aclose`` of the engine ended has the usage so far; it stays readable."""
         async with _started(self) as engine:
             other = Client(engine)
-            generation = await other.submit(other.ask(max_tokens=20))
+            generation = await other.submit(other.ask(max_tokens=None))
+            begun = await other.read_texts(generation, 3)
+            await engine.aclose()
+            begun.events += (await _rest(other.read(generation))).events
+            last = begun.events[-1]
+            await generation.aclose()
+            require(
+                isinstance(last, Failed | Finished)
+                and last.usage == generation.usage
+                and last.usage.completion_tokens >= len(begun.tokens)
+                and last.usage.prompt_tokens == begun.started.prompt_tokens,
+                f"a stream with {begun.started} and {len(begun.tokens)} tokens, which aclose() of the engine ended, "
+                f"has the last event {last}, and Generation.usage is {generation.usage}. Tokens count on errors, too: "
+                "give Failed the usage so far.",
+            )
+        await client.works("another engine was closed")
+
+    @engine_check
+    async def test_what_comes_while_it_closes_has_an_end(self, client: Client) -> None:
+        """``generate`` and ``aclose`` at the same time: each request is refused, or gets its last event."""
+        async with _started(self) as engine:
+            other = Client(engine)
+            await other.works("start()")
+
+            async def ask(turns: int) -> Event | None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                try:
+                    generation = await engine.generate(other.ask("A prompt to be read. " * 8, max_tokens=None))
+                except EngineUnavailableError:
+                    return None
+                finally:
+                    answered.set()
+                answer = await _rest(other.read(generation))
+                require(answer.events, "a request that came while the engine closed got no event at all")
+                return answer.events[-1]
+
+            answered = asyncio.Event()
+            asked = [asyncio.create_task(ask(turns)) for turns in range(12)]
+            await answered.wait()
+            await engine.aclose()
+            for last in await asyncio.gather(*asked):
+                require(
+                    last is None or isinstance(last, Failed | Finished),
+                    f"a request that came while the engine closed ended with {last}. Look again whether it is closed "
+                    "right before you admit, with no await between.",
+                )
+        await client.works("another engine was closed")
+
+    @engine_check
+    async def test_a_draining_engine_finishes_what_runs(self, client: Client) -> None:
+        """After ``drain`` open streams go on to their end, those that wait, too."""
+        async with _started(self) as engine:
+            other = Client(engine)
+            requests = [other.ask(max_tokens=20, salt=str(place)) for place in range(12)]
+            generations = await other.fill(requests)
+            begun = await other.read_texts(generations[0], 1)
             engine.drain()
-            answer = await other.read(generation)
-            last = answer.events[-1] if answer.events else None
-            require(isinstance(last, Finished), f"after drain() a running stream ended with {last}. Let it finish.")
+            for generation in generations:
+                begun.events += (await _rest(other.read(generation))).events
+                last = begun.events[-1] if begun.events else None
+                begun = Answer()
+                require(isinstance(last, Finished), f"after drain() an open stream ended with {last}. Let it finish.")
         await client.works("another engine was drained")
 
     @engine_check
@@ -197,3 +262,14 @@ async def _started(kit: Conformance) -> AsyncIterator[LlmEngine]:
             await engine.aclose()
         except Exception as error:
             fail(f"aclose() raised {type(error).__name__}: {error}. It is idempotent, and ends everything.")
+
+
+async def _rest(reading: Awaitable[Answer]) -> Answer:
+    """What a stream still gives when its engine is closed or drained."""
+    try:
+        return await asyncio.wait_for(reading, _LAST_SECONDS)
+    except TimeoutError:
+        fail(
+            f"{_LAST_SECONDS:g} s after aclose() or drain() a stream still had no last event. Each open stream gets "
+            "one: what runs, what waits in the queue, and what was admitted at that moment."
+        )

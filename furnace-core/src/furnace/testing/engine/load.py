@@ -40,6 +40,26 @@ class LoadChecks(Conformance):
             await _holds_briefly(partial(_ask_and_leave, client, request), "generate()")
 
     @engine_check
+    async def test_the_tokenizer_does_not_block_the_event_loop(self, client: Client) -> None:
+        """``tokenize``, ``count`` and ``detokenize`` of long texts hold the loop as little as ``generate`` does."""
+        service = client.service
+        input = client.ask("The quick brown fox jumps over the lazy dog. " * 400).input
+        tokens = await service.tokenize(input)
+        calls: list[tuple[str, Callable[[], Coroutine[Any, Any, object]]]] = [
+            ("tokenize()", partial(service.tokenize, input)),
+            ("count()", partial(service.count, input)),
+            ("detokenize()", partial(service.detokenize, tokens)),
+        ]
+        for what, call in calls:
+
+            async def hold(call: Callable[[], Coroutine[Any, Any, object]] = call) -> float:
+                timed = _Timed(call())
+                await timed
+                return timed.longest
+
+            await _holds_briefly(hold, what)
+
+    @engine_check
     async def test_start_and_aclose_do_not_block_the_event_loop(self, client: Client) -> None:
         """Neither holds the loop, on which other models may serve already."""
 
@@ -105,16 +125,20 @@ class LoadChecks(Conformance):
         if before is None:
             raise Inapplicable("the engine has no stats()")
         await client.answers([client.ask(max_tokens=5, salt=str(place)) for place in range(4)])
+        whole = (await client.answer(client.ask(max_tokens=None))).usage.completion_tokens
+        left = []
         for place in range(3):
-            generation = await client.submit(client.ask(max_tokens=None, salt=str(place)))
-            await client.read_texts(generation, 1)
-            await generation.aclose()
+            left.append(await client.submit(client.ask(max_tokens=None, salt=str(place))))
+            await client.read_texts(left[-1], 1)
+            await left[-1].aclose()
         after = await client.settle()
         assert after is not None  # noqa: S101 - for the type checker
         finished, cancelled = after.finished - before.finished, after.cancelled - before.cancelled
+        # A quick engine may have generated the whole answer before the client left.
+        at_its_end = sum(generation.usage.completion_tokens >= whole for generation in left)
         require(
-            finished == 4 and cancelled == 3,
-            f"4 requests finished and 3 were cancelled, but stats() counts {finished} and {cancelled}",
+            finished + cancelled == 8 and 3 - at_its_end <= cancelled <= 3,
+            f"5 requests finished and 3 were cancelled, but stats() counts {finished} and {cancelled}",
         )
         require(
             not after.decode_tokens or after.decode_tokens - before.decode_tokens >= 20,
@@ -126,21 +150,23 @@ class LoadChecks(Conformance):
     async def test_memory_does_not_grow_with_requests(self, client: Client) -> None:
         """After 200 requests, some of them cancelled, the process holds no more objects and memory than before."""
         await _many(client, _REQUESTS // 2)
-        objects, memory = _objects(), _resident()
-        await _many(client, _REQUESTS)
-        grown = _objects() - objects
+        grown = more = 0
+        for _ in range(_TRIES):  # what is still being closed passes; a leak is there every time
+            objects, memory = _objects(), _resident()
+            await _many(client, _REQUESTS)
+            grown, more = _objects() - objects, (_resident() or 0) - (memory or 0)
+            if grown < _REQUESTS and more < _MEMORY_BYTES:
+                return
         require(
             grown < _REQUESTS,
             f"{_REQUESTS} requests left {grown} Python objects behind, more than one each. Look for a list or dict "
             "that remembers requests after their last event.",
         )
-        if memory is not None:
-            more = (_resident() or 0) - memory
-            require(
-                more < _MEMORY_BYTES,
-                f"{_REQUESTS} requests made the process {more >> 20} MiB larger. Give back what a request took when "
-                "it ends.",
-            )
+        require(
+            more < _MEMORY_BYTES,
+            f"{_REQUESTS} requests made the process {more >> 20} MiB larger. Give back what a request took when it "
+            "ends.",
+        )
 
     @engine_check
     async def test_many_requests_at_once_all_end(self, client: Client) -> None:
@@ -222,7 +248,11 @@ async def _many(client: Client, count: int) -> None:
     """Requests, twenty at a time or as many as the queue takes; every fourth is left."""
     done = 0
     while done < count:
-        requests = [client.ask(f"Number {done + place} of many", max_tokens=2) for place in range(20)]
+        # What would look at a deadline later must not keep the request until then.
+        requests = [
+            client.ask(f"Number {done + place} of many", max_tokens=2, deadline=3600.0 if place % 2 else None)
+            for place in range(20)
+        ]
         generations = await client.fill(requests)
         done += len(generations)
         for place, generation in enumerate(generations):

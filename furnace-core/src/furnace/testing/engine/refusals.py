@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -15,18 +16,21 @@ from furnace.contracts import (
     Failed,
     FinishReason,
     GenerateRequest,
+    Input,
     InvalidRequestError,
     Message,
+    Prompt,
     PromptTooLongError,
     SamplingParams,
     Text,
     TextInput,
+    TextPart,
     TokenInput,
     UnsupportedError,
 )
 from furnace.contracts.errors import quote
 from furnace.testing.conformance import Conformance, engine_check
-from furnace.testing.engine.client import Client
+from furnace.testing.engine.client import Answer, Client
 from furnace.testing.verdict import Inapplicable, fail, refused, require
 
 __all__ = ["RefusalChecks"]
@@ -37,6 +41,8 @@ _GRAMMARS = {
     "lark": 'start: "yes" | "no"',
     "choice": '["yes", "no"]',
 }
+_MATCHES = {"regex": "yes|no", "choice": "yes|no", "lark": "yes|no", "json_schema": r'\s*\{\s*"a"\s*:\s*-?\d+\s*\}\s*'}
+_SHORT = SamplingParams(max_tokens=4, temperature=0.0)
 _OUT_OF_BOUNDS: dict[str, tuple[Any, ...]] = {
     "temperature": (-0.1, 2.5, math.nan),
     "top_p": (0.0, 1.1),
@@ -66,6 +72,47 @@ class RefusalChecks(Conformance):
                 generation = await client.engine.generate(request)
                 await generation.aclose()
         await client.works("prompts were too long")
+
+    @engine_check
+    async def test_a_text_or_chat_that_is_too_long_is_refused(self, client: Client) -> None:
+        """Nothing is cut off, whatever form the prompt has."""
+        most = client.engine.max_context
+        if most > 8192:
+            raise Inapplicable(f"a text of more than {most} tokens takes too long for a test")
+        text = "Once upon a time. " * most
+        params = SamplingParams(max_tokens=1)
+        forms: list[tuple[bool, Input]] = [
+            (client.can.completions, TextInput(text)),
+            (client.can.chat, ChatInput([Message("user", text)])),
+            (
+                client.can.chat,
+                ChatInput([Message("user", text), Message("assistant", "Yes."), Message("user", "Go on")]),
+            ),
+        ]
+        for declared, form in forms:
+            if declared:
+                what = f"a {type(form).__name__} of {len(text)} characters, with max_context {most},"
+                with refused(PromptTooLongError, what):
+                    generation = await client.engine.generate(GenerateRequest(input=form, params=params))
+                    await generation.aclose()
+        await client.works("prompts were too long")
+
+    @engine_check
+    async def test_parts_of_a_message_are_its_text(self, client: Client) -> None:
+        """Content in parts is the prompt that their text in one string is."""
+        if not client.can.chat:
+            raise Inapplicable("chat is not declared")
+        texts = ["Tell me", " a story, ", "please"]
+        whole, parts = [
+            await client.answer(GenerateRequest(input=ChatInput([Message("user", content)]), params=_SHORT))
+            for content in ("".join(texts), [TextPart(text) for text in texts])
+        ]
+        require(
+            parts.usage.prompt_tokens == whole.usage.prompt_tokens
+            and (parts.tokens == whole.tokens or not client.can.deterministic),
+            f"a message of {len(texts)} text parts is {parts.usage.prompt_tokens} prompt tokens, the same text in one "
+            f"string {whole.usage.prompt_tokens}. Message.text joins them.",
+        )
 
     @engine_check
     async def test_the_longest_prompt_has_room_for_one_token(self, client: Client) -> None:
@@ -165,21 +212,55 @@ class RefusalChecks(Conformance):
         most = client.can.logprobs
         if most is None:
             raise Inapplicable("logprobs are not declared")
-        answer = await client.answer(msgspec.structs.replace(client.ask(max_tokens=8), logprobs=most))
-        for event in answer.events[1:-1]:
-            if not isinstance(event, Text) or not event.tokens:
-                continue
-            logprobs = event.logprobs or []
+        plain = client.ask(max_tokens=8)
+        ended = (await client.answer(plain)).tokens[-1:]
+        # Also with tokens whose text is held back, and with one at the end that has no text.
+        for request, top in (
+            (plain, most),
+            (plain, 0),
+            (client.ask(max_tokens=8, stop=["\u2603", " \u2603"]), most),
+            (client.ask(max_tokens=8, stop_token_ids=ended), most),
+        ):
+            answer = await client.answer(msgspec.structs.replace(request, logprobs=top))
+            _look_at_logprobs(answer, top)
+
+    @engine_check
+    async def test_prompt_logprobs_are_those_of_the_prompt(self, client: Client) -> None:
+        """``Prompt`` comes once, right after ``Started``: an entry for each token, the first with 0."""
+        most = client.can.prompt_logprobs
+        if most is None:
+            raise Inapplicable("prompt_logprobs are not declared")
+        prompt = client.tokens(9, "prompt_logprobs")
+        answer = await client.answer(msgspec.structs.replace(client.ask(prompt, max_tokens=2), prompt_logprobs=most))
+        places = [place for place, event in enumerate(answer.events) if isinstance(event, Prompt)]
+        require(places == [1], f"Prompt came at places {places} of the stream. Send it once, after Started.")
+        event = answer.events[1]
+        assert isinstance(event, Prompt)  # noqa: S101 - for the type checker
+        require(
+            [entry.token for entry in event.tokens] == prompt and event.tokens[0].logprob == 0.0,
+            f"Prompt has the tokens {[entry.token for entry in event.tokens]} for a prompt of {prompt}, the first with "
+            f"{event.tokens[:1]}. It has one for each token of the prompt, and the first has 0.0.",
+        )
+        require(
+            all(entry.logprob <= 0 and len(entry.top) <= most for entry in event.tokens),
+            f"a log probability of the prompt is above 0, or has more than {most} alternatives",
+        )
+
+    @engine_check
+    async def test_declared_constraints_hold(self, client: Client) -> None:
+        """Output with a ``regex``, a ``choice`` or a ``json_schema`` matches it."""
+        kinds = client.can.constraints & _MATCHES.keys()
+        if not kinds:
+            raise Inapplicable("no such constraints are declared")
+        for kind in sorted(kinds):
+            request = client.ask(max_tokens=64, endless=False)
+            constraint = Constraint(kind=kind, text=_GRAMMARS[kind])
+            answer = await client.answer(msgspec.structs.replace(request, constraint=constraint))
+            cut_off = kind == "json_schema" and answer.finished.reason is FinishReason.LENGTH
             require(
-                [entry.token for entry in logprobs] == event.tokens,
-                f"a piece with tokens {event.tokens} has logprobs of {[entry.token for entry in logprobs]}. Send "
-                "one for each token, with the piece that has it.",
+                cut_off or re.fullmatch(_MATCHES[kind], answer.text),
+                f"with the constraint {kind} {_GRAMMARS[kind]} the output is {answer.text!r}, which does not match",
             )
-            for entry in logprobs:
-                ranked = [other.logprob for other in entry.top]
-                require(entry.logprob <= 0, f"a log probability is {entry.logprob}: above 0")
-                require(len(ranked) <= most, f"{len(ranked)} alternatives where {most} were asked for")
-                require(ranked == sorted(ranked, reverse=True), f"alternatives are not best first: {ranked}")
 
     @engine_check
     async def test_odd_requests_end_alone(self, client: Client) -> None:
@@ -206,6 +287,23 @@ class RefusalChecks(Conformance):
                 )
         await client.settle()
         await client.works("odd requests")
+
+
+def _look_at_logprobs(answer: Answer, most: int) -> None:
+    for event in answer.events[1:-1]:
+        if not isinstance(event, Text) or not event.tokens:
+            continue
+        logprobs = event.logprobs or []
+        require(
+            [entry.token for entry in logprobs] == event.tokens,
+            f"a piece with tokens {event.tokens} has logprobs of {[entry.token for entry in logprobs]}. Send one for "
+            "each token, with the piece that has it.",
+        )
+        for entry in logprobs:
+            ranked = [other.logprob for other in entry.top]
+            require(entry.logprob <= 0, f"a log probability is {entry.logprob}: above 0")
+            require(len(ranked) <= most, f"{len(ranked)} alternatives where {most} were asked for")
+            require(ranked == sorted(ranked, reverse=True), f"alternatives are not best first: {ranked}")
 
 
 async def _served_or_refused(client: Client, request: GenerateRequest) -> None:

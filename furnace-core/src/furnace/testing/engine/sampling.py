@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from furnace.contracts import ChatInput, GenerateRequest, Message, SamplingParams
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Client
 from furnace.testing.golden_logits import MODEL, golden_cases
 from furnace.testing.verdict import Inapplicable, require
 
-__all__ = ["SamplingChecks"]
+__all__ = ["SamplingChecks", "undecided"]
 
 
 class SamplingChecks(Conformance):
@@ -35,7 +37,7 @@ class SamplingChecks(Conformance):
         """The same seed gives the same tokens; other seeds and other choices do not always."""
         if not client.can.seed:
             raise Inapplicable("seed is not declared")
-        texts = [(await client.answer(_undecided(client, seed=seed))).text for seed in (1, 1, 2, 3, 4, 5)]
+        texts = [(await client.answer(undecided(client, seed=seed))).text for seed in (1, 1, 2, 3, 4, 5)]
         if client.can.deterministic:
             require(texts[0] == texts[1], f"seed=1 gave {texts[0]!r} and then {texts[1]!r}. Draw from the seed alone.")
         require(
@@ -49,7 +51,7 @@ class SamplingChecks(Conformance):
         """n choices share the seed; their number makes them differ."""
         if not client.can.seed:
             raise Inapplicable("seed is not declared")
-        texts = [(await client.answer(_undecided(client, seed=5, choice=choice))).text for choice in range(5)]
+        texts = [(await client.answer(undecided(client, seed=5, choice=choice))).text for choice in range(5)]
         require(
             len(set(texts)) > 1,
             f"five choices with one seed gave the one text {texts[0]!r}. Draw from seed and choice.",
@@ -58,9 +60,21 @@ class SamplingChecks(Conformance):
     @engine_check
     async def test_without_a_seed_answers_differ(self, client: Client) -> None:
         """A missing seed is drawn anew for each request."""
-        texts = [(await client.answer(_undecided(client))).text for _ in range(5)]
+        texts = [(await client.answer(undecided(client))).text for _ in range(5)]
         require(
             len(set(texts)) > 1, f"five requests without a seed gave the one text {texts[0]!r}. Draw a seed for each."
+        )
+
+    @engine_check
+    async def test_without_a_temperature_it_samples(self, client: Client) -> None:
+        """The default of ``temperature`` is 1, not 0."""
+        requests = [undecided(client, seed=seed) for seed in range(5)]
+        params = [msgspec.structs.replace(request.params, temperature=None) for request in requests]
+        answers = [await client.answer(GenerateRequest(input=requests[0].input, params=each)) for each in params]
+        require(
+            len({answer.text for answer in answers}) > 1,
+            f"five requests without a temperature gave the one text {answers[0].text!r}. None is the default, 1; only "
+            "0 is greedy.",
         )
 
     @engine_check
@@ -77,18 +91,6 @@ class SamplingChecks(Conformance):
                 f"with {name}={value} the text is {narrow.text!r}, greedy it is {greedy.text!r}. Both are the most "
                 "likely token each time.",
             )
-
-    @engine_check
-    async def test_a_cache_is_never_shared_between_salts(self, client: Client) -> None:
-        """A prompt that was computed for one ``cache_salt`` brings another one nothing."""
-        prompt = "What one client asked is nothing that another one may find in a cache. " * 3
-        for salt in ("one", "one", "two"):
-            answer = await client.answer(client.ask(prompt, max_tokens=2, salt=salt))
-        require(
-            answer.usage.cached_tokens == 0,
-            f"a request with another cache_salt found {answer.usage.cached_tokens} tokens in the cache. Keep salts "
-            "apart: who measures hits would learn what others asked.",
-        )
 
     @engine_check
     async def test_output_goes_on_where_a_prompt_ends(self, client: Client) -> None:
@@ -151,7 +153,7 @@ class SamplingChecks(Conformance):
             )
 
 
-def _undecided(client: Client, *, seed: int | None = None, choice: int = 0) -> GenerateRequest:
+def undecided(client: Client, *, seed: int | None = None, choice: int = 0) -> GenerateRequest:
     """A request for tokens that are drawn: a dozen of them are made likely, whatever the model would say.
 
     Raises:

@@ -111,8 +111,14 @@ class Steps:
         Raises:
             ConformanceError: the logits have not the form that the contract asks for.
         """
+        given, tokens = list(batch), [list(chunk.tokens) for chunk in batch]
         with _allowed(f"step() with {_describe(batch)}"):
-            logits = self.model.step(batch)
+            logits = self.model.step(given)
+        require(
+            [id(chunk) for chunk in given] == [id(chunk) for chunk in batch]
+            and tokens == [list(chunk.tokens) for chunk in batch],
+            "step() changed the list of chunks, or the tokens of one. They are the caller's: copy what you change.",
+        )
         counts = [_row_count(chunk) for chunk in batch]
         rows = self._read(logits, sum(counts), hidden=any(chunk.output is Output.HIDDEN for chunk in batch))
         ends = np.cumsum(counts)

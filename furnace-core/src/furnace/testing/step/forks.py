@@ -297,6 +297,41 @@ class ForkChecks(Conformance):
             )
 
     @step_check
+    def test_a_fork_and_its_origin_write_in_one_step(self, steps: Steps) -> None:
+        """An origin and two forks are cut inside a block that all share, and write other tokens there in one step."""
+        _need(steps, fork=True, cut=True)
+        block = _block(steps)
+        prompt, cut = 2 * block, block + max(1, block // 2)
+        steps.need_context(prompt + 4)
+        if steps.width(prompt + 4, 4) < 4:
+            raise Inapplicable("the limits allow no four sequences of three blocks")
+        tokens = steps.tokens(prompt, "one step")
+        branches = [[*tokens[:cut], *steps.tokens(3, "branch", index)] for index in range(3)]
+        due = [steps.alone(branch, cut) for branch in branches]
+        states = [steps.open()]
+        steps.prefill(states[0], tokens)
+        states += [_forked(steps, states[0], tokens) for _ in branches[1:]]
+        for state in states:
+            steps.truncate(state, cut)
+        for turn in range(3):
+            batch = [
+                steps.decode_chunk(state, [branch[cut + turn]], cut + turn)
+                for state, branch in zip(states, branches, strict=True)
+            ]
+            for index, rows in enumerate(steps.step(batch)):
+                steps.same(
+                    rows,
+                    due[index][turn + 1 : turn + 2],
+                    f"An origin and two forks of it were cut to {cut} tokens and wrote in one step; "
+                    f"{'a fork' if index else 'the origin'} gets another row than alone. Each needs a copy of its own "
+                    "of a block that others hold, too.",
+                    exact=False,
+                )
+        steps.release_all()
+        with contextlib.suppress(Inapplicable):
+            fill_kv(steps, 8)
+
+    @step_check
     def test_blocks_that_are_cut_stay_with_those_who_share_them(self, steps: Steps) -> None:
         """An origin is cut by two blocks, then a fork; another sequence comes, and the one that shared them goes on."""
         _need(steps, fork=True, cut=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Rows, Steps
 from furnace.testing.verdict import Inapplicable, require
 
-__all__ = ["GrowthChecks"]
+__all__ = ["CHAT", "GrowthChecks", "long_example"]
 
 _LENGTHS = (64, 128)
-_START = 48
-"""In a shorter prompt a chat's opening would be cut."""
+CHAT = 48
+"""In a shorter prompt a chat's opening would be cut; some models read that as more than tokens."""
 _BEHIND = 6
 _TRIES = 3
+_SEQUENCES = 300
+"""More than a byte can number."""
+_SECONDS = 5.0
 
 
 class GrowthChecks(Conformance):
@@ -21,18 +26,14 @@ class GrowthChecks(Conformance):
     @step_check
     def test_decoding_over_a_power_of_two_is_as_a_prompt(self, steps: Steps) -> None:
         """A prompt of 48 tokens, then decoded beyond 64 and 128: rows around them are those of prompts."""
-        example = self.example_tokens(steps.model)
-        # What follows is the end of the example: a model may read a second chat as more than tokens.
-        onward = example[len(example) // 2 :]
-        most = _fitting(steps)[-1] + 2
-        tokens = (example + onward * -(-most // len(onward)))[:most]
-        rows = steps.alone(tokens, _START)
+        tokens = long_example(self.example_tokens(steps.model), _fitting(steps)[-1] + 2)
+        rows = steps.alone(tokens, CHAT)
         for power in _fitting(steps):
             for length in range(power - 1, power + 3):
                 steps.same(
-                    rows[length - _START : length - _START + 1],
+                    rows[length - CHAT : length - CHAT + 1],
                     steps.alone(tokens[:length], length),
-                    f"The row after {length} tokens, all but {_START} of them decoded, is not the row after a prompt "
+                    f"The row after {length} tokens, all but {CHAT} of them decoded, is not the row after a prompt "
                     f"of these tokens. Look at what happens at {power} tokens: a buffer that grows must keep every "
                     "entry.",
                     exact=False,
@@ -57,6 +58,40 @@ class GrowthChecks(Conformance):
                 )
         if not looked:
             raise Inapplicable("most tokens have no effect on the logits")
+
+    @step_check
+    def test_a_sequence_outlasts_hundreds_of_others(self, steps: Steps) -> None:
+        """One is open while 300 others, or as many as there is time for, come and go; it goes on, a new one begins."""
+        if steps.width(16, 2) < 2:
+            raise Inapplicable("the model takes one sequence at a time")
+        lasting, fresh = steps.tokens(12, "lasting"), steps.tokens(8, "fresh")
+        due = steps.alone(lasting, 8), steps.alone(fresh, 8)
+        state = steps.open()
+        steps.prefill(state, lasting[:8])
+        began = time.monotonic()
+        for number in range(_SEQUENCES):
+            other = steps.open()
+            steps.prefill(other, fresh[number % 8 :][:2])
+            steps.release(other)
+            if time.monotonic() - began > _SECONDS:
+                break
+        for place in range(8, 12):
+            steps.same(
+                steps.decode(state, lasting[place], place),
+                due[0][place - 7 : place - 6],
+                f"While a sequence was open {number + 1} others came and went; now it gets another row than alone. See "
+                "which numbers, places or blocks are given out a second time.",
+            )
+        steps.release(state)
+        steps.same(
+            steps.alone(fresh, 8), due[1], f"After {number + 1} sequences a new one gets another row than the first."
+        )
+
+
+def long_example(example: list[int], count: int) -> list[int]:
+    """An example of any length. What follows is the end of it: a model may read a second chat as more than tokens."""
+    onward = example[len(example) // 2 :]
+    return (example + onward * -(-count // len(onward)))[:count]
 
 
 def _fitting(steps: Steps) -> list[int]:

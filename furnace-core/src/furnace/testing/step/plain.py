@@ -35,6 +35,9 @@ class PlainChecks(Conformance):
         require(given == prompt, f"prefill() changed the list that it was given from {prompt} to {given}. Copy it.")
         _require_row("prefill", logits, model.vocab_size)
         _require_row("decode", model.decode(state, prompt[0]), model.vocab_size)
+        require(
+            given == prompt, f"decode() changed the list that prefill() was given from {prompt} to {given}. Copy it."
+        )
         model.release(state)
 
 

@@ -11,12 +11,14 @@ from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.seed import current_seed, generator
 from furnace.testing.step.driver import Steps
 from furnace.testing.step.play import Play, PlayError
+from furnace.testing.step.room import fill_kv
 from furnace.testing.step.schedule import Op, draw_schedule, smaller
 from furnace.testing.verdict import ConformanceError, fail
 
 __all__ = ["ScheduleChecks"]
 
 _ROUNDS = 30
+_FILLED = 15
 _OPERATIONS = 30
 _SLOTS = 4
 _SECONDS = 10.0
@@ -45,6 +47,27 @@ class ScheduleChecks(Conformance):
             if error is not None:
                 _report(steps, schedule, error)
             # A slow model gets fewer; the same seed then still begins with the same.
+            if time.monotonic() - began > _SECONDS:
+                break
+
+    @step_check
+    def test_no_schedule_keeps_room(self, steps: Steps) -> None:
+        """Random schedules whose states are all released at their end: then the KV cache can be filled to the brim."""
+        began = time.monotonic()
+        slots = min(_SLOTS, steps.limits.max_open)
+        longest = min(steps.model.max_context - 2, max(3 * steps.unit, 2 * steps.limits.kv_block) + 8)
+        for number in range(_FILLED):
+            schedule = draw_schedule(
+                generator("room", number), steps.limits, steps.can, slots=slots, longest=longest, count=2 * _OPERATIONS
+            )
+            play = Play(steps, str(current_seed()))
+            play.run(schedule, compare=False)
+            try:
+                for state, _ in fill_kv(steps, number):
+                    steps.release(state)
+            except ConformanceError as error:
+                lines = "\n".join(f"    {place}. {line}" for place, line in enumerate(play.trace, 1))
+                fail(f"After a schedule that released all: {error}\nThe schedule:\n{lines}")
             if time.monotonic() - began > _SECONDS:
                 break
 

@@ -9,10 +9,14 @@ from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
 from furnace.testing.verdict import Inapplicable, fail, require
 
-__all__ = ["RoomChecks", "fill_kv"]
-
+__all__ = ["RoomChecks", "fill_kv", "must_run_out", "next_chunk"]
 
 _ATOMIC = "Count the blocks that the whole batch needs before you write any KV, take any block, or advance any length."
+_ALL_BACK = "The scheduler plans with the limits: promise what is there, and give all blocks back in release()."
+_FORK_KEPT = (
+    "Before that a fork() found no room, and forks were released. Count the blocks that a fork needs before you share "
+    "any: one that raises OutOfKvError must leave every count of holders as it was."
+)
 
 
 class RoomChecks(Conformance):
@@ -31,12 +35,12 @@ class RoomChecks(Conformance):
         states = fill_kv(steps, 0)
         if len(states) < 3:
             raise Inapplicable("the KV cache holds less than three sequences")
-        _must_run_out(steps, [_next_chunk(steps, states[1])])
-        _must_run_out(steps, [_next_chunk(steps, state) for state in states])
+        must_run_out(steps, [next_chunk(steps, states[1])])
+        must_run_out(steps, [next_chunk(steps, state) for state in states])
         steps.release(states.pop(0)[0])
         # Now there is room for one more block, and each of these alone would fit.
-        _must_run_out(steps, [_next_chunk(steps, states[0]), _next_chunk(steps, states[1])])
-        _must_run_out(steps, [_next_chunk(steps, states[1]), _next_chunk(steps, states[0])])
+        must_run_out(steps, [next_chunk(steps, states[0]), next_chunk(steps, states[1])])
+        must_run_out(steps, [next_chunk(steps, states[1]), next_chunk(steps, states[0])])
         rows = []
         for state, tokens in states:
             try:
@@ -58,7 +62,7 @@ class RoomChecks(Conformance):
         if len(states) < 3:
             raise Inapplicable("the KV cache holds less than three sequences")
         steps.release(states.pop(0)[0])
-        _must_run_out(steps, [_next_chunk(steps, states[0]), _next_chunk(steps, states[1])])
+        must_run_out(steps, [next_chunk(steps, states[0]), next_chunk(steps, states[1])])
         for state, _ in states:
             steps.release(state)
         for state, _ in fill_kv(steps, 4):
@@ -97,7 +101,7 @@ class RoomChecks(Conformance):
                 )
             steps.release(copy)
         steps.release_all()
-        for state, _ in fill_kv(steps, 2):
+        for state, _ in fill_kv(steps, 2, _FORK_KEPT):
             steps.release(state)
 
     @step_check
@@ -229,12 +233,14 @@ class RoomChecks(Conformance):
         steps.same(steps.alone(tokens, 4), due, f"After a step with {what} a new sequence gets other rows than before.")
 
 
-def fill_kv(steps: Steps, turn: int) -> list[tuple[State, list[int]]]:
+def fill_kv(steps: Steps, turn: int, blame: str = _ALL_BACK, *, short: int = 0) -> list[tuple[State, list[int]]]:
     """Open states until the KV cache is full, each at the end of a block, the first one of one block.
 
     Args:
         steps: the model, with no state open.
         turn: other tokens for another number.
+        blame: what to do if there is less room.
+        short: leave so many places free at the end of each state; the tokens for them are returned, too.
 
     Raises:
         ConformanceError: there is less room than the limits promise.
@@ -249,17 +255,20 @@ def fill_kv(steps: Steps, turn: int) -> list[tuple[State, list[int]]]:
     longest = (steps.model.max_context - 2) // 2 // block * block
     if longest < block:
         raise Inapplicable("the context holds less than two blocks of KV")
+    # Longer ones where there can be few, so that one more state can be open.
+    share = -(-(free - 1) // max(1, steps.limits.max_open - 2)) * block
+    longest = min(max(longest, share), (steps.model.max_context - 2) // block * block)
     states: list[tuple[State, list[int]]] = []
     while free and len(states) < steps.limits.max_open:
         length = min(longest, free * block) if states else block
         tokens = steps.tokens(length, "fill", turn, len(states))
         try:
             state = steps.open()
-            steps.prefill(state, tokens)
+            steps.prefill(state, tokens[: length - short])
         except OutOfKvError:
             fail(
-                f"OutOfKvError with {free} of {total // block} blocks free (kv_block={block}, kv_tokens={total}). The "
-                "scheduler plans with the limits: promise what is there, and give all blocks back in release()."
+                f"OutOfKvError with {free} of {total // block} blocks free (kv_block={block}, kv_tokens={total}). "
+                f"{blame}"
             )
         states.append((state, tokens))
         free -= steps.blocks(length)
@@ -268,13 +277,18 @@ def fill_kv(steps: Steps, turn: int) -> list[tuple[State, list[int]]]:
     return states
 
 
-def _next_chunk(steps: Steps, filled: tuple[State, list[int]]) -> Chunk:
-    """A decode chunk that needs a new block."""
+def next_chunk(steps: Steps, filled: tuple[State, list[int]]) -> Chunk:
+    """A decode chunk for a state of ``fill_kv``, which needs a new block."""
     state, tokens = filled
     return steps.decode_chunk(state, [1], len(tokens))
 
 
-def _must_run_out(steps: Steps, batch: list[Chunk]) -> None:
+def must_run_out(steps: Steps, batch: list[Chunk]) -> None:
+    """Step with a batch for which there is no room.
+
+    Raises:
+        ConformanceError: it is taken, or refused with another error than OutOfKvError.
+    """
     try:
         steps.model.step(batch)
     except OutOfKvError:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
-from furnace.contracts import BatchStepModel, Chunk, ChunkKind, ForkKind, InvalidRequestError, Output
+from furnace.contracts import BatchStepModel, Chunk, ChunkKind, ForkKind, InvalidRequestError, Logits, Output
+from furnace.sampling.scores import read_scores
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
+from furnace.testing.step.growth import CHAT, long_example
 from furnace.testing.verdict import ConformanceError, Inapplicable, fail, require
 
 __all__ = ["RowChecks"]
@@ -103,11 +107,18 @@ class RowChecks(Conformance):
                 steps.decode_chunk(states[index], [following[turn]], len(prompts[index]) + turn) for index in order
             ]
             for index, rows in zip(order, steps.step(batch), strict=True):
+                due = [rows_alone[turn + 1 : turn + 2] for rows_alone in alone]
+                moved = any(not steps.difference(rows, due[other]) for other in range(count) if other != index)
                 steps.same(
                     rows,
-                    alone[index][turn + 1 : turn + 2],
-                    f"In a decode step with sequences {order}, the row of sequence {index} is not its own. Return the "
-                    "rows in the order of the batch, whatever order you compute in.",
+                    due[index],
+                    f"In a decode step with sequences {order}, the row of sequence {index} is not its own. "
+                    + (
+                        "It is another one's: return the rows in the order of the batch, whatever order you compute in."
+                        if moved
+                        else "It is no other one's either: see what a neighbour, or rows of padding, write into its KV "
+                        "or its row."
+                    ),
                 )
 
     @step_check
@@ -173,6 +184,59 @@ class RowChecks(Conformance):
         due += [steps.alone(prompt, len(prompt)) for prompt in prompts]
         for row, expected in zip(rows, due, strict=True):
             steps.same(row, expected, f"A row is not what it is alone in {what}")
+
+    @step_check
+    def test_logits_may_be_overwritten(self, steps: Steps) -> None:
+        """A sampler writes into the logits that it gets: the next rows, and those of the same prompt, are as ever."""
+        tokens = steps.tokens(steps.unit + 3, "overwritten")
+        prompt = len(tokens) - 3
+        due = steps.alone(tokens, prompt)
+        for turn in range(2):
+            state = steps.open()
+            chunks = [Chunk(state, tokens[:prompt], 0, ChunkKind.PREFILL, Output.LAST)]
+            chunks += [
+                steps.decode_chunk(state, tokens[place : place + 1], place) for place in range(prompt, len(tokens))
+            ]
+            for place, chunk in enumerate(chunks):
+                logits = steps.model.step([chunk])
+                scores = read_scores(cast(Logits, steps.on_cpu(logits)), 1)
+                steps.same(
+                    scores,
+                    due[place : place + 1],
+                    f"The logits that earlier steps returned were overwritten, as a sampler does, and {place} tokens "
+                    f"behind {'the same prompt' if turn else 'a prompt'} the row is another. Return a copy of what you "
+                    "keep.",
+                )
+                scores[:] = np.nan
+            steps.release(state)
+
+    @step_check
+    def test_the_first_and_the_last_token_id_are_as_others(self, steps: Steps) -> None:
+        """0 and ``vocab_size - 1``, anywhere in a prompt and decoded, alone and beside others."""
+        plain = steps.tokens(6, "ids")
+        chat = long_example(self.example_tokens(steps.model), CHAT + 9)
+        steps.need_context(len(chat) + 2)
+        for token in (0, steps.model.vocab_size - 1):
+            for tokens in ([*chat[:-4], token, *chat[-4:]], [*chat, token]):
+                for prompt in (len(chat) - 3, len(chat) - 2):
+                    steps.same(
+                        steps.alone(tokens, prompt)[-1:],
+                        steps.alone(tokens, len(tokens)),
+                        f"A sequence with token {token} in it has another row when all behind {prompt} of its tokens "
+                        "are decoded. No id is padding: take lengths for what is padded, not tokens.",
+                        exact=False,
+                    )
+            prompts = [[token], [token] * 3, [token, *plain], [*plain[:3], token, *plain[3:]], [*plain, token]]
+            count = min(steps.width(8, len(prompts)), steps.limits.max_step_tokens // 7)
+            chunks = [Chunk(steps.open(), list(each), 0, ChunkKind.PREFILL, Output.LAST) for each in prompts[:count]]
+            for tokens, rows in zip(prompts, steps.step(chunks), strict=False):
+                steps.same(
+                    rows,
+                    steps.alone(tokens, len(tokens)),
+                    f"In a step with several prompts, one of {len(tokens)} tokens, some of them {token}, has another "
+                    "row than alone.",
+                )
+            steps.release_all()
 
     @step_check
     def test_output_all_gives_a_row_for_each_token(self, steps: Steps) -> None:

@@ -15,6 +15,7 @@ from furnace.testing.verdict import Inapplicable
 __all__ = ["SequenceChecks"]
 
 _DECODED = 4
+_MOST_DECODED = 128
 _LONGEST = 256
 _SHARED = 100
 """A beginning that prompts have in common, long enough that a cache of prompts takes it over."""
@@ -253,7 +254,7 @@ class SequenceChecks(Conformance):
     @step_check
     def test_several_decoded_tokens_in_one_chunk_are_as_one_a_step(self, steps: Steps) -> None:
         """A decode chunk with as many tokens as ``max_decode_tokens`` allows, as in a replay."""
-        most = min(steps.limits.max_decode_tokens, 16)
+        most = min(steps.limits.max_decode_tokens, steps.limits.max_step_tokens, _MOST_DECODED)
         if most < 2:
             raise Inapplicable("max_decode_tokens is 1")
         prompt = steps.unit + 3

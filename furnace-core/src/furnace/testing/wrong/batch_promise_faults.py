@@ -12,20 +12,16 @@ from furnace.contracts import (
     Chunk,
     ChunkKind,
     Limits,
-    Logits,
     Output,
-    Row,
     StepCapabilities,
     StepError,
-    TokenSampler,
 )
-from furnace.sampling import Sampler
 from furnace.testing.wrong.little_batch import LittleBatchModel, LittleSequence
 from furnace.testing.wrong.little_lm import Floats
 from furnace.testing.wrong.little_variants import LittleMemory, LittleRecurrentModel
 from furnace.testing.wrong.registry import caught_by
 
-__all__ = ["ForgetfulSampler"]
+__all__: list[str] = []
 
 
 @caught_by("test_limits_and_capabilities_agree")
@@ -227,67 +223,6 @@ class ErrorThenNoRelease(LittleBatchModel):
         if id(state) in self._failed:
             raise RuntimeError("the sequence is broken")
         super().release(state)
-
-
-class _GreedySampler(Sampler):
-    """Ignores everything about a row."""
-
-    def sample(self, logits: Logits, rows: Sequence[Row]) -> list[int]:
-        tokens: list[int] = np.asarray(logits).argmax(axis=1).tolist()
-        return tokens
-
-
-@caught_by("test_a_sampler_of_its_own_picks_what_furnaces_does")
-class SamplerAlwaysGreedy(LittleBatchModel):
-    """Brings a sampler that always picks the most likely token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sampler = _GreedySampler()
-
-    @property
-    def sampler(self) -> TokenSampler:
-        return self._sampler
-
-
-class ForgetfulSampler(Sampler):
-    """Takes a row's place in the batch for its seed."""
-
-    def sample(self, logits: Logits, rows: Sequence[Row]) -> list[int]:
-        return super().sample(logits, [msgspec.structs.replace(row, seed=i) for i, row in enumerate(rows)])
-
-
-@caught_by("test_a_sampler_of_its_own_picks_what_furnaces_does")
-class SamplerByPlace(LittleBatchModel):
-    """Brings a sampler whose draws depend on a row's place in the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sampler = ForgetfulSampler()
-
-    @property
-    def sampler(self) -> TokenSampler:
-        return self._sampler
-
-
-class _UnmaskedSampler(Sampler):
-    """Ignores masks."""
-
-    def sample(self, logits: Logits, rows: Sequence[Row]) -> list[int]:
-        return super().sample(logits, [msgspec.structs.replace(row, mask=None) for row in rows])
-
-
-@caught_by("test_a_sampler_of_its_own_keeps_to_what_is_allowed")
-class SamplerIgnoresMasks(LittleBatchModel):
-    """Brings a sampler that picks tokens which the grammar forbids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sampler = _UnmaskedSampler()
-
-    @property
-    def sampler(self) -> TokenSampler:
-        return self._sampler
 
 
 @caught_by("test_closing_a_model_ends_its_threads")

@@ -119,6 +119,16 @@ class CancelIgnoredIfUnread(LittleEngine):
     generation_type = _NoWaitIfRead
 
 
+@caught_by("test_a_request_that_is_left_at_its_end_counts_once")
+class FinishedAndCancelled(LittleEngine):
+    """Counts a finished request as cancelled, too, when its client closes it."""
+
+    def cancel(self, job: LittleJob) -> None:
+        if job.finished and not job.cancelled:
+            self.counts.cancelled += 1
+        super().cancel(job)
+
+
 @caught_by("test_cancelling_one_leaves_the_others")
 class CancelKills(LittleEngine):
     """Stops serving when a running request is closed."""

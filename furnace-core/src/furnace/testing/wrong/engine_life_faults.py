@@ -11,8 +11,10 @@ import msgspec
 from furnace.contracts import (
     EngineUnavailableError,
     Event,
+    Failed,
     Health,
     HealthState,
+    Input,
     SchedulerStats,
 )
 from furnace.testing.wrong.little_engine import LittleEngine
@@ -33,6 +35,23 @@ class RequestsKept(LittleEngine):
     def admit(self, job: LittleJob) -> None:
         self._log.append(job)
         super().admit(job)
+
+
+@caught_by("test_memory_does_not_grow_with_requests")
+class KeptUntilTheDeadline(LittleEngine):
+    """Remembers a request until its deadline, however early it ended."""
+
+    def forget_deadline(self, job: LittleJob) -> None:
+        pass
+
+
+@caught_by("test_the_tokenizer_does_not_block_the_event_loop")
+class TokenizesOnTheLoop(LittleEngine):
+    """Tokenizes on the event loop, which takes long."""
+
+    async def tokenize(self, input: Input) -> list[int]:
+        threading.Event().wait(0.3)
+        return self.encode(input)
 
 
 @caught_by("test_cancelled_requests_leave_no_place_taken")
@@ -155,6 +174,42 @@ class StartBlocksTheLoop(LittleEngine):
     async def start(self) -> None:
         threading.Event().wait(0.5)
         await super().start()
+
+
+@caught_by("test_a_draining_engine_finishes_what_runs")
+class DrainEndsTheQueue(LittleEngine):
+    """Ends waiting requests when it is told to drain."""
+
+    def drain(self) -> None:
+        for job in self.waiting:
+            job.leave()
+            self.cancel(job)
+
+
+@caught_by("test_an_engine_serves_only_between_start_and_aclose")
+class ReadyForEver(LittleEngine):
+    """Says that it is ready when it is closed."""
+
+    def health(self) -> Health:
+        return Health()
+
+
+@caught_by("test_a_failure_says_what_was_used")
+class FailureWithoutUsage(LittleEngine):
+    """Says that a stream that it ends when it is closed used nothing."""
+
+    async def aclose(self) -> None:
+        for job in [*self.running, *self.waiting]:
+            job.put([Failed(EngineUnavailableError("The server is shutting down.", code="shutting_down").info)])
+        await super().aclose()
+
+
+@caught_by("test_what_comes_while_it_closes_has_an_end")
+class AdmitsWhileItCloses(LittleEngine):
+    """Puts requests into the queue a little later, where nobody ends them when it is closed meanwhile."""
+
+    def admit(self, job: LittleJob) -> None:
+        asyncio.get_running_loop().call_later(0.02, super().admit, job)
 
 
 @caught_by("test_two_engines_in_one_process_keep_apart")

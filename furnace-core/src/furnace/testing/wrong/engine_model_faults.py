@@ -6,8 +6,8 @@ import asyncio
 import threading
 
 from furnace.contracts import GenerateRequest
-from furnace.testing.wrong.batch_promise_faults import ForgetfulSampler
 from furnace.testing.wrong.batch_row_faults import BatchLeaksNeighbour
+from furnace.testing.wrong.batch_sampler_faults import ForgetfulSampler
 from furnace.testing.wrong.batch_state_faults import BatchPositionOffByOne
 from furnace.testing.wrong.little_engine import LittleEngine
 from furnace.testing.wrong.little_generation import LittleGeneration

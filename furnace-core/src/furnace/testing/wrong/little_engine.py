@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -47,6 +48,8 @@ __all__ = ["LittleEngine", "little_pipeline"]
 _MAX_RUNNING = 4
 _MAX_WAITING = 64
 _RETRY_AFTER = 1.0
+_STEP_SECONDS = 0.0002
+"""More than a step computes: engines that are quicker are not asked how they let requests wait."""
 
 ResultT = TypeVar("ResultT")
 
@@ -200,7 +203,7 @@ class LittleEngine(LlmEngine, TextService):
         self.waiting.append(job)
         self.changed.set()
         if job.request.deadline is not None:
-            asyncio.get_running_loop().call_later(job.request.deadline, self.expire, job)
+            job.timer = asyncio.get_running_loop().call_later(job.request.deadline, self.expire, job)
 
     def expire(self, job: LittleJob) -> None:
         """Refuse a job that still waits."""
@@ -210,6 +213,11 @@ class LittleEngine(LlmEngine, TextService):
             self.counts.failed += 1
             job.put([Failed(late.info)])
             job.ended.set()
+
+    def forget_deadline(self, job: LittleJob) -> None:
+        """It no longer waits."""
+        if job.timer is not None:
+            job.timer.cancel()
 
     def cancel(self, job: LittleJob) -> None:
         """Nobody waits for a job any more."""
@@ -232,6 +240,7 @@ class LittleEngine(LlmEngine, TextService):
         for jobs in (self.waiting, self.running):
             for job in [each for each in jobs if each.cancelled]:
                 jobs.remove(job)
+                self.forget_deadline(job)
                 self.counts.cancelled += 1
                 try:
                     await self.in_thread(partial(self.release, job))
@@ -242,6 +251,7 @@ class LittleEngine(LlmEngine, TextService):
         """Let waiting jobs run while there is a place."""
         while self.waiting and len(self.running) < _MAX_RUNNING:
             job = self.waiting.pop(0)
+            self.forget_deadline(job)
             self.running.append(job)
             job.put(job.started())
 
@@ -271,6 +281,7 @@ class LittleEngine(LlmEngine, TextService):
                 job.state = self.model.open()
         chunks = [job.chunk() for job in jobs]
         rows = self.model.step(chunks)
+        time.sleep(_STEP_SECONDS)
         self.counts.steps += 1
         for job, chunk in zip(jobs, chunks, strict=True):
             job.computed = min(len(job.prompt), job.computed + len(chunk.tokens))

@@ -43,6 +43,7 @@ class LittleJob:
         computed: how many tokens of the prompt the model has read.
         tokens: what was generated.
         row: what the sampler must know.
+        timer: until its deadline, while it waits.
         cancelled: nobody waits for it any more.
         finished: its last token was generated.
         ended: the engine holds nothing of it.
@@ -58,6 +59,7 @@ class LittleJob:
         self.state: LittleSequence | None = None
         self.computed = 0
         self.tokens: list[int] = []
+        self.timer: asyncio.TimerHandle | None = None
         self.cancelled = False
         self.finished = False
         self.ended = asyncio.Event()

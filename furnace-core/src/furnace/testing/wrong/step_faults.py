@@ -194,6 +194,27 @@ class StepEmptiesThePrompt(LittleStepModel):
         return result
 
 
+@caught_by("test_a_step_model_returns_float32_and_leaves_the_prompt_alone")
+class StepGoesOnInThePrompt(LittleStepModel):
+    """Appends decoded tokens to the caller's list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens: dict[int, list[int]] = {}
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[LittleCache, Floats]:
+        cache, logits = super().prefill(prompt)
+        self._tokens[id(cache)] = prompt if isinstance(prompt, list) else list(prompt)
+        return cache, logits
+
+    def decode(self, state: LittleCache, token: int) -> Floats:
+        self._tokens[id(state)].append(token)
+        return super().decode(state, token)
+
+    def release(self, state: LittleCache) -> None:
+        del self._tokens[id(state)]
+
+
 @caught_by("test_exactly_max_context_tokens_fit")
 class StepContextOffByOne(LittleStepModel):
     """Has room for one token less than it says."""
@@ -359,3 +380,21 @@ class StepNoisy(LittleStepModel):
 
     def append(self, cache: LittleCache, token: int) -> Floats:
         return super().append(cache, token) + self._random.standard_normal(1, dtype=np.float32)
+
+
+@caught_by("test_failed_sequences_leave_their_places_free")
+class StepPlaceOfAFailedPrompt(LittleStepModel):
+    """Has 32 places, and loses one with every prompt that it refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places = 32
+
+    def new_cache(self) -> LittleCache:
+        if not self._places:
+            raise MemoryError("no place is free")
+        self._places -= 1
+        return super().new_cache()
+
+    def release(self, state: LittleCache) -> None:
+        self._places += 1

@@ -1,0 +1,154 @@
+"""Several requests in one call: n choices, lists of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+from furnace.contracts import EngineBusyError, FinishReason, Generation, InvalidRequestError
+from furnace.testing.conformance import Conformance, engine_check
+from furnace.testing.engine.client import Client
+from furnace.testing.engine.sampling import undecided
+from furnace.testing.engine.waiting import fill_up, leave
+from furnace.testing.verdict import refused, require
+
+__all__ = ["ManyChecks"]
+
+_TRIES = 5
+_STEPS = 6
+
+
+class ManyChecks(Conformance):
+    """``generate_many``, and its requests beside each other."""
+
+    @engine_check
+    async def test_generate_many_answers_each_request(self, client: Client) -> None:
+        """``generate_many`` gives a Generation for each request, in order."""
+        require(await client.engine.generate_many([]) == [], "generate_many([]) must return an empty list")
+        lengths = [3, 5, 4]
+        requests = [client.ask(max_tokens=length, choice=choice, seed=7) for choice, length in enumerate(lengths)]
+        generations = await client.engine.generate_many(requests)
+        require(len(generations) == 3, f"generate_many of 3 requests returned {len(generations)} generations")
+        answers = await asyncio.gather(*map(client.read, generations))
+        counts = [answer.usage.completion_tokens for answer in answers if answer.finished.reason is FinishReason.LENGTH]
+        if len(counts) == len(lengths):
+            require(counts == lengths, f"choices that asked for {lengths} tokens got {counts}: keep their order")
+
+    @engine_check
+    async def test_generate_many_admits_all_or_none(self, client: Client) -> None:
+        """When one of several requests is refused, those that were admitted before it are cancelled."""
+        before = await client.settle()
+        requests = [client.ask(max_tokens=None), client.ask(max_tokens=None), client.ask(temperature=-1.0)]
+        with refused(InvalidRequestError, "generate_many() with a temperature of -1", param="temperature"):
+            await client.engine.generate_many(requests)
+        after = await client.settle()
+        if before is not None and after is not None:
+            require(
+                after.finished == before.finished,
+                f"generate_many() refused one of 3 requests, and {after.finished - before.finished} others ran to "
+                "their end. Close what was admitted before you raise.",
+            )
+        await client.works("generate_many() was refused")
+
+    @engine_check
+    async def test_generate_many_is_as_generate(self, client: Client) -> None:
+        """Choices and prompts in one call: each gets, in its place, what ``generate`` gives it alone."""
+        requests = [undecided(client, seed=5, choice=choice) for choice in range(3)]
+        requests += [client.ask(prompt, max_tokens=9) for prompt in ("Something else", "And a third thing, longer")]
+        alone = [await client.answer(request) for request in requests]
+        together = await asyncio.gather(*map(client.read, await client.engine.generate_many(requests)))
+        for place, (answer, due) in enumerate(zip(together, alone, strict=True)):
+            require(
+                answer.usage.prompt_tokens == due.usage.prompt_tokens
+                and (answer.tokens == due.tokens or not client.can.deterministic),
+                f"request {place} of {len(requests)} in generate_many() has {answer.usage} and gives {answer.text!r}; "
+                f"alone {due.usage} and {due.text!r}. Each has its own prompt, params, seed and choice.",
+            )
+
+    @engine_check
+    async def test_choices_without_a_seed_differ(self, client: Client) -> None:
+        """A missing seed may be drawn once for all choices, but they differ, and equal prompts do, too."""
+        for what, choices in (("choices", range(5)), ("equal prompts", [0] * 5)):
+            requests = [undecided(client, choice=choice) for choice in choices]
+            answers = await asyncio.gather(*map(client.read, await client.engine.generate_many(requests)))
+            require(
+                len({answer.text for answer in answers}) > 1,
+                f"five {what} without a seed in one generate_many() gave the one text {answers[0].text!r}. Draw from "
+                "seed and choice, with a seed for each prompt.",
+            )
+
+    @engine_check
+    async def test_leaving_one_of_many_leaves_the_others(self, client: Client) -> None:
+        """Of five choices in one call two are closed, one is dropped; the others come to their end."""
+        requests = [client.ask(max_tokens=12 + choice, choice=choice) for choice in range(5)]
+        generations = await client.engine.generate_many(requests)
+        await client.read_texts(generations[1], 1)
+        for place in (3, 1):
+            await generations[place].aclose()
+        del generations[3]
+        del generations[1:3]
+        gc.collect()
+        for length, generation in zip((12, 16), generations, strict=True):
+            answer = await client.read(generation)
+            require(
+                answer.usage.completion_tokens == length or answer.finished.matched is not None,
+                f"after others of its generate_many() were left a request for {length} tokens got "
+                f"{answer.usage.completion_tokens}",
+            )
+        await client.settle()
+
+    @engine_check
+    async def test_a_task_that_is_cancelled_in_generate_many_leaves_nothing(self, client: Client) -> None:
+        """The client goes away while ``generate_many`` runs."""
+        before = await client.settle()
+        requests = [client.ask("A prompt to be read. " * 8, max_tokens=None, choice=choice) for choice in range(3)]
+        for turns in range(6):
+            task = asyncio.create_task(client.engine.generate_many(requests))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                for generation in await task:
+                    await generation.aclose()
+            del task
+        gc.collect()
+        after = await client.settle()
+        require(
+            before is None or after is None or after.finished == before.finished,
+            "a task was cancelled in generate_many(), and its requests ran to their end. Undo what was admitted.",
+        )
+        await client.works("tasks were cancelled in generate_many()")
+
+    @engine_check
+    async def test_many_that_find_one_place_take_none(self, client: Client) -> None:
+        """With one place left in the queue, two requests are refused together, and the place is still there."""
+        taken = False
+        for _ in range(_TRIES):
+            admitted = await fill_up(client)
+            await client.read_texts(admitted[0], 1)
+            await admitted.pop().aclose()
+            pair = [client.ask(max_tokens=2, choice=choice) for choice in range(2)]
+            try:
+                admitted += await client.engine.generate_many(pair)
+                taken = False
+            except EngineBusyError:
+                taken = not await _admits(client, admitted)
+            await leave(client, admitted)
+            if not taken:
+                return
+        require(
+            False,
+            "there was one place in the queue, generate_many() refused two requests with EngineBusyError, and then the "
+            "place was taken, in every try. Admit all or none.",
+        )
+
+
+async def _admits(client: Client, admitted: list[Generation]) -> bool:
+    """Whether there is room for one within a few steps."""
+    for _ in range(_STEPS):
+        await client.read_texts(admitted[0], 1)
+        with contextlib.suppress(EngineBusyError):
+            admitted.append(await client.submit(client.ask(max_tokens=2)))
+            return True
+    return False
