@@ -68,7 +68,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def rust(session: nox.Session) -> None:
-    """The Rust side of furnace-candle-bridge: style, lints, tests; skipped where there is no cargo."""
+    """The Rust side of furnace-candle-bridge: style, lints, tests, licences; skipped where there is no cargo."""
     if shutil.which("cargo") is None:
         session.skip(f"there is no cargo on the PATH: the Rust side of {BRIDGE} is not checked")
     # As maturin has it, so that what it compiled is compiled once.
@@ -79,6 +79,10 @@ def rust(session: nox.Session) -> None:
             what = ("--locked", "--release", "--workspace")
             lints = ("--", "--deny", "warnings") if command[0] == "clippy" else ()
             session.run("cargo", *command, *what, *lints, env=environment, external=True)
+        if shutil.which("cargo-deny") is None:
+            session.log("licences of crates are not checked: cargo install --locked cargo-deny")
+        else:
+            session.run("cargo", "deny", "--locked", "check", "bans", "licenses", "sources", external=True)
 
 
 @nox.session(reuse_venv=True)
