@@ -6,7 +6,9 @@ The sessions that need torch share one environment, ``.nox/dev``: it is several 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from email import message_from_bytes
@@ -25,8 +27,8 @@ EXAMPLES = Path("docs/examples")
 CORE_DISTRIBUTIONS = Path("tests/packaging/furnace-core-distributions.txt")
 # The profile `ci` of hypothesis has no deadline: a busy machine is not a failure. A test that hangs is one.
 PATIENT = ("--hypothesis-profile=ci", "--timeout=300")
-# Most tests keep one core busy; those of a file share what they load.
-SIDE_BY_SIDE = ("--numprocesses=2", "--dist=loadfile")
+# Most tests keep one core busy: these run beside the others, which take about as long.
+FIRST_HALF = ("furnace-core/tests", "furnace-mock/tests")
 # What of the tests computes where FURNACE_TORCH_DEVICE says.
 ON_GPU = (
     *(f"furnace-torch/tests/test_{name}.py" for name in ("decoder", "device_form", "families", "golden_logits")),
@@ -62,8 +64,26 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
     """Unit tests of every package, and the tests that cross packages; arguments after ``--`` go to pytest."""
-    everything = [*(f"{package}/tests" for package in packages_here(session)), "tests", "--ignore=tests/examples"]
-    run_pytest(session, *(session.posargs or (*SIDE_BY_SIDE, *everything)))
+    if session.posargs:
+        run_pytest(session, *session.posargs)
+        return
+    others = [folder for package in packages_here(session) if (folder := f"{package}/tests") not in FIRST_HALF]
+    log = session.cache_dir.resolve() / "first-half.log"
+    with log.open("wb") as output:
+        first_half = subprocess.Popen(  # noqa: S603 - what is run is ours
+            [str(dev_bin(session) / "pytest"), *PATIENT, *FIRST_HALF],
+            env={**os.environ, "FURNACE_SMOLLM2": str(smollm2(session))},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        run_pytest(session, *others, "tests", "--ignore=tests/examples")
+    finally:
+        failed = first_half.wait()
+        sys.stdout.write(log.read_text("utf-8"))
+    if failed:
+        session.error(f"tests of {' and '.join(FIRST_HALF)} failed")
 
 
 @nox.session(venv_backend="none")
@@ -95,7 +115,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def examples(session: nox.Session) -> None:
     """The examples of the documentation: their own tests, and those that install and serve them."""
-    run_pytest(session, *SIDE_BY_SIDE, str(EXAMPLES), "tests/examples")
+    run_pytest(session, str(EXAMPLES), "tests/examples")
 
 
 @nox.session(reuse_venv=True, default=False, requires=["dev"])
