@@ -54,9 +54,12 @@ class Terminal:
 def on_terminal(command: Any, *arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     env = {**command.env, "TERM": "dumb"}
+    # A shell's background job begins with interrupts ignored, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "furnace", "chat", *arguments], env=env, stdin=theirs, stdout=theirs, stderr=theirs
     )
+    signal.signal(signal.SIGINT, before)
     os.close(theirs)
     try:
         yield Terminal(process, ours)
