@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from furnace.testing import EngineConformance
+from furnace.testing.engine.many import ManyChecks
 from furnace.testing.engine.waiting import WaitingChecks
 
 pytest_plugins = ["furnace.testing.plugin"]
@@ -28,15 +29,15 @@ class TestMockEngine(EngineConformance):
     spec = "mock:lorem?level=engine"
 
 
-class TestPacedMock(WaitingChecks):
+class TestPacedMock(WaitingChecks, ManyChecks):
     """Without a delay its requests end before another one can wait."""
 
     spec = "mock:lorem?step_delay=0.001"
 
 
-class TestPacedPlainMock(WaitingChecks):
+class TestPacedPlainMock(WaitingChecks, ManyChecks):
     spec = "mock:lorem?form=plain&step_delay=0.001"
 
 
-class TestPacedMockEngine(WaitingChecks):
+class TestPacedMockEngine(WaitingChecks, ManyChecks):
     spec = "mock:lorem?level=engine&step_delay=0.001"

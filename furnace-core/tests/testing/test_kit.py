@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from furnace.contracts import Chunk, ChunkKind, EngineBusyError, InvalidRequestError, Output, State, UnsupportedError
-from furnace.testing import BatchStepModelConformance
+from furnace.testing import BatchStepModelConformance, runner
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
 from furnace.testing.step.driver import Steps
@@ -223,6 +223,24 @@ def test_after_three_checks_that_hang_the_others_are_skipped() -> None:
     with pytest.raises(Inapplicable, match="3 checks hung"):
         kit.test_a_prompt_of_one_token_works()
     release.set()
+
+
+def test_a_run_skips_the_rest_after_three_checks_in_a_row_that_waited_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("mock:lorem", pick="stop string")
+    checks = [each for each in run.results() if isinstance(each, Check)]
+    assert len(checks) > 7
+
+    def fails() -> None:
+        raise ConformanceError("it waited for what never came")
+
+    monkeypatch.setattr(runner, "_HUNG_SECONDS", 0.0)
+    for place, check in enumerate(checks):
+        monkeypatch.setattr(run._kit, check.name, (lambda: None) if place == 2 else fails)
+    results = [each for each in run.results() if isinstance(each, Result)]
+    outcomes = [result.outcome for result in results]
+    assert outcomes[:6] == [Outcome.FAILED, Outcome.FAILED, Outcome.OK, *[Outcome.FAILED] * 3]
+    assert set(outcomes[6:]) == {Outcome.SKIPPED}
+    assert "3 checks in a row hung" in results[6].message
 
 
 def test_the_kit_needs_no_pytest() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from furnace.contracts import BatchStepModel, ForkKind, LlmEngine, StepModel
+from furnace.contracts import BatchStepModel, EngineBusyError, ForkKind, LlmEngine, StepModel
 from furnace.runtime import Scheduled
 from furnace.testing import BatchStepModelConformance, EngineConformance, StepModelConformance
 from furnace.testing.engine import client, life
@@ -19,6 +19,7 @@ from furnace.testing.wrong import Wrong, wrong_models
 from furnace.testing.wrong.batch_sampler_faults import LittleSamplingModel
 from furnace.testing.wrong.little_batch import LittleBatchModel
 from furnace.testing.wrong.little_engine import LittleEngine, little_pipeline
+from furnace.testing.wrong.little_job import LittleJob
 from furnace.testing.wrong.little_step import LittleStepModel
 from furnace.testing.wrong.little_variants import LittleNoisyModel, LittleRecurrentModel
 from furnace.testing.wrong.tiny_llama import TinyLlama
@@ -124,6 +125,20 @@ class TestLittleRecurrentModel(BatchStepModelConformance):
 class TestLittleEngine(EngineConformance):
     def make_engine(self) -> LlmEngine:
         return LittleEngine()
+
+
+class ShortQueue(LittleEngine):
+    """Lets one request wait."""
+
+    def admit(self, job: LittleJob) -> None:
+        if self.waiting:
+            raise EngineBusyError("The queue is full. Try again later.", retry_after=1.0)
+        super().admit(job)
+
+
+class TestLittleEngineWithAShortQueue(EngineConformance):
+    def make_engine(self) -> LlmEngine:
+        return ShortQueue()
 
 
 class TestScheduledStepModel(EngineConformance):

@@ -21,6 +21,9 @@ __all__ = ["Check", "EngineFacts", "Outcome", "Result", "Run", "all_checks"]
 
 # Where it fails, so do most others, and its message is the one that says why.
 _FIRST = "test_logits_are_finite_float32_rows_of_the_vocabulary"
+_HUNG_SECONDS = 20.0
+"""So long a check waits for what never comes, if it does not hang altogether."""
+_MOST_HUNG = 3
 
 
 class Outcome(enum.StrEnum):
@@ -127,10 +130,16 @@ class Run:
     def results(self) -> Generator[Result | Check]:
         """Each check before it runs, and then its result."""
         self._kit.setup_class()
+        hung = 0
         try:
             for check in self._checks:
                 yield check
-                yield self._result(check)
+                if hung >= _MOST_HUNG:
+                    yield Result(check, Outcome.SKIPPED, f"{hung} checks in a row hung before it; mend those first")
+                    continue
+                result = self._result(check)
+                hung = hung + 1 if result.outcome is Outcome.FAILED and result.seconds >= _HUNG_SECONDS else 0
+                yield result
         finally:
             # That an engine can't be closed is what a check says; here it would only hide the others.
             with contextlib.suppress(Exception):

@@ -38,6 +38,8 @@ from furnace.testing.verdict import Inapplicable, fail, require
 __all__ = ["Answer", "Client"]
 
 _SETTLE_SECONDS = 20.0
+_ID = "request"
+"""Of every request: the choices of one HTTP request have one id, too."""
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Client:
             input=self._input(prompt),
             params=SamplingParams(max_tokens=max_tokens, temperature=temperature, **params),
             stop=list(stop),
+            id=_ID,
             choice=choice,
             cache_salt=salt,
             deadline=deadline,

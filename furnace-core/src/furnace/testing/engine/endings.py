@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from furnace.contracts import Finished, FinishReason, GenerateRequest, Text, UnsupportedError
+from furnace.contracts.sampling_bounds import LONGEST_STOP
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Answer, Client
 from furnace.testing.engine.text import end_token, long_answer
@@ -17,6 +18,9 @@ _NEVER = "\u2603"
 """A character that no model under test says."""
 _LONG = 64
 _MIN_TOKENS = 8
+_HELD = 256
+_TRIES = 5
+_CROWD = 8
 
 
 class EndingChecks(Conformance):
@@ -116,7 +120,7 @@ class EndingChecks(Conformance):
         """Strings of the prompt, and one over the border between prompt and output, end nothing."""
         prompt, whole = await long_answer(client)
         stops = [prompt[-5:], prompt[-2:] + whole.text[:1], prompt[-1:] + whole.text[:3]]
-        stops = [stop for stop in stops if stop not in whole.text]
+        stops = [stop for stop in stops if stop not in whole.text][: client.can.max_stop_strings]
         if not stops:
             raise Inapplicable("the model repeats the prompt")
         answer = await client.answer(client.ask(prompt, max_tokens=_LONG, stop=stops))
@@ -142,6 +146,86 @@ class EndingChecks(Conformance):
             )
             await generation.aclose()
         await client.settle()
+
+    @engine_check
+    async def test_each_of_several_stop_strings_is_held_back(self, client: Client) -> None:
+        """A stop string over the border of two pieces, beside a much longer one that begins alike and never comes."""
+        if client.can.max_stop_strings < 2:
+            raise Inapplicable("max_stop_strings is less than 2")
+        prompt, whole = await long_answer(client)
+        ends = [len("".join(whole.pieces[: count + 1])) for count in range(len(whole.pieces))]
+        for end in ends[1:-1][:8]:
+            stop = whole.text[max(0, end - 2) : end + 2]
+            stops = [stop, stop[:1] + 40 * _NEVER]
+            answer = await client.answer(client.ask(prompt, max_tokens=_LONG, stop=stops))
+            due = whole.text[: whole.text.index(stop)]
+            require(
+                answer.text == due,
+                f"with stop={stops!r} the text is {answer.text!r}, but it should be {due!r}. Hold back what may become "
+                "any of the stop strings, not only the longest.",
+            )
+
+    @engine_check
+    async def test_a_request_left_inside_a_character_leaves_none_of_it(self, client: Client) -> None:
+        """Output of one token that begins a character is left; then others say what they said before."""
+        if not client.can.deterministic:
+            raise Inapplicable("deterministic is not declared")
+        beginnings = await _beginnings(client)
+        request = client.ask("Hello", max_tokens=12)
+        due = await client.answer(request)
+        for token in beginnings:
+            try:
+                left = await client.submit(client.ask(max_tokens=_LONG, logit_bias={token: 100.0}))
+            except UnsupportedError:
+                raise Inapplicable("logit_bias is not supported, so that these tokens can't be had") from None
+            await client.read_texts(left, 2)
+            await left.aclose()
+            await client.settle()
+            for answer in await client.answers([request] * _CROWD):
+                require(
+                    answer.text == due.text,
+                    f"a request was left inside a character (token {token}), and now another one's text is "
+                    f"{answer.text!r}, where it was {due.text!r}. Each request has a decoder of its own.",
+                )
+
+    @engine_check
+    async def test_tokens_whose_text_is_held_back_are_used(self, client: Client) -> None:
+        """All text is held back for a long stop string; ``usage`` grows all the same, and stays after ``aclose``."""
+        prompt, _ = await long_answer(client)
+        whole = await client.repeatable(client.ask(prompt, max_tokens=_HELD))
+        stop = whole.text[: LONGEST_STOP - 1]
+        length = characters = 0
+        for event in whole.events:
+            if isinstance(event, Text):
+                characters += len(event.text)
+                length += len(event.tokens) if characters <= len(stop) else 0
+        if not length:
+            raise Inapplicable("the engine reports no token ids")
+        request = client.ask(prompt, max_tokens=length, stop=[stop + _NEVER])
+        for _ in range(_TRIES):
+            generation = await client.submit(request)
+            reader = asyncio.create_task(client.read(generation))
+            looks = used = 0
+            while not used and not reader.done():
+                await asyncio.sleep(0.001)
+                looks, used = looks + 1, generation.usage.completion_tokens
+            ended = reader.done() or used >= length
+            await generation.aclose()
+            await reader
+            require(
+                generation.usage.completion_tokens >= used,
+                f"{used} tokens were used, and after aclose() {generation.usage.completion_tokens}",
+            )
+            await client.settle()
+            if not ended:
+                return
+            if looks < length // 10:
+                raise Inapplicable("the engine is too quick to look at it meanwhile: give it a delay for this check")
+        require(
+            False,
+            f"all text of {length} tokens was held back for a stop string, and Generation.usage stayed at 0 until the "
+            "end, in every try. Count tokens when they are generated, not when their text is sent.",
+        )
 
     @engine_check
     async def test_outputs_end_beside_others_as_alone(self, client: Client) -> None:
@@ -176,12 +260,33 @@ class EndingChecks(Conformance):
         await client.settle()
 
 
+async def _beginnings(client: Client) -> list[int]:
+    """Tokens that begin a character and don't end it.
+
+    Raises:
+        Inapplicable: there are none.
+    """
+    found: list[int] = []
+    for character in "🙂世é😀":
+        tokens = await client.service.tokenize(client.ask(character).input)
+        texts = [await client.service.detokenize(tokens[:place]) for place in range(len(tokens) + 1)]
+        if client.can.completions and character in texts[-1]:
+            found += [
+                token
+                for token, before, text in zip(tokens, texts, texts[1:], strict=False)
+                if text.endswith("\ufffd") and not before.endswith("\ufffd")
+            ]
+    if not found:
+        raise Inapplicable("no token of this model ends inside a character")
+    return list(dict.fromkeys(found))
+
+
 async def _holds_nothing_back(client: Client, request: GenerateRequest, what: str) -> None:
     """The text does not change when its end is the beginning of a stop string."""
     plain = await client.answer(request)
     if plain.finished.reason is not FinishReason.STOP or len(plain.text) < 3:
         return
-    held = [plain.text[-2:] + _NEVER, plain.text[-1:] + _NEVER]
+    held = [plain.text[-2:] + _NEVER, plain.text[-1:] + _NEVER][: client.can.max_stop_strings]
     answer = await client.answer(
         GenerateRequest(input=request.input, params=request.params, stop=held, cache_salt=request.cache_salt)
     )

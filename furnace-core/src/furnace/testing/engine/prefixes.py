@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 
-from furnace.contracts import ChatInput, Message
+from furnace.contracts import ChatInput, Message, Text
 from furnace.testing.conformance import EXAMPLE, Conformance, engine_check
 from furnace.testing.engine.client import Answer, Client
 from furnace.testing.verdict import Inapplicable, fail, require
@@ -13,6 +14,10 @@ from furnace.testing.verdict import Inapplicable, fail, require
 __all__ = ["PrefixChecks"]
 
 _SENTENCE = "What one client asked is nothing that another one may find in a cache. "
+_PLACES = 8
+"""Of a prefill, in which it is left."""
+_LONGEST = 1024
+_SWITCH_SECONDS = 2e-4
 
 
 class PrefixChecks(Conformance):
@@ -21,8 +26,11 @@ class PrefixChecks(Conformance):
     @engine_check
     async def test_a_cache_is_never_shared_between_salts(self, client: Client) -> None:
         """A prompt that was computed for one ``cache_salt`` brings another one nothing, nor does its beginning."""
+        once = (await client.answer(client.ask(_SENTENCE, max_tokens=1, salt="none"))).usage.prompt_tokens
+        # Where each byte is a token, five such sentences may be more than the context holds.
+        sentence = _SENTENCE[: len(_SENTENCE) * client.engine.max_context // (5 * once)]
         for salt, times in (("one", 3), ("one", 3), ("two", 3), ("three", 2), ("four", 4)):
-            answer = await client.answer(client.ask(_SENTENCE * times, max_tokens=2, salt=salt))
+            answer = await client.answer(client.ask(sentence * times, max_tokens=2, salt=salt))
             require(
                 salt == "one" or answer.usage.cached_tokens == 0,
                 f"a request with another cache_salt found {answer.usage.cached_tokens} tokens in the cache. Keep salts "
@@ -65,6 +73,19 @@ class PrefixChecks(Conformance):
             _same([prompt], [answer], [due], "after its prompt was asked before and left")
 
     @engine_check
+    async def test_a_prompt_that_was_left_while_it_was_read_changes_no_answer(self, client: Client) -> None:
+        """Prompts that nobody asked before, closed at several places of their prefill; then each is asked again."""
+        if not client.can.deterministic:
+            raise Inapplicable("deterministic is not declared")
+        interval = sys.getswitchinterval()
+        # Else a thread that computes in Python holds the loop up for longer than a place in a prefill.
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            await _leave_prefills(client)
+        finally:
+            sys.setswitchinterval(interval)
+
+    @engine_check
     async def test_output_of_every_length_goes_on_as_a_prompt(self, client: Client) -> None:
         """Chats of growing length, each with half of its answer as a prompt: what comes next is the other half."""
         if not (client.can.chat and client.can.completions and client.can.tokenize):
@@ -102,6 +123,27 @@ _SHAPES: Sequence[tuple[int, int]] = (
     *((length, 64) for length in (64, 96)),
 )
 """How many tokens a prompt shares with others, and how many of its own follow."""
+
+
+async def _leave_prefills(client: Client) -> None:
+    """Leave prompts in their prefill, and ask each again."""
+    length = min(client.engine.max_context - 16, _LONGEST)
+    loop = asyncio.get_running_loop()
+    probe = await client.submit(client.ask(client.tokens(length, "probe"), max_tokens=None))
+    began = loop.time()
+    await client.read_texts(probe, 1)
+    whole = loop.time() - began
+    await probe.aclose()
+    for place in range(_PLACES):
+        # A prompt that was answered is cached whole, and has no prefill any more.
+        prompt = client.tokens(length, "left in its prefill", place)
+        due = await client.answer(client.ask(prompt, max_tokens=8, salt="alone"))
+        generation = await client.submit(client.ask(prompt, max_tokens=None, salt="left"))
+        if not any(isinstance(event, Text) for event in await generation.batch()):
+            await asyncio.sleep(whole * place / _PLACES)
+        await generation.aclose()
+        answer = await client.answer(client.ask(prompt, max_tokens=8, salt="left"))
+        _same([prompt], [answer], [due], "after its prompt was left while it was read, and then asked again")
 
 
 def _same(prompts: Sequence[Sequence[int]], answers: Sequence[Answer], due: Sequence[Answer], when: str) -> None:

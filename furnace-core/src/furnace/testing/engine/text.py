@@ -63,7 +63,7 @@ class TextChecks(Conformance):
         """Text that was held back for a stop string comes out at the end."""
         request, whole = await long_answer(client)
         text = whole.text
-        almost = [text[-3:] + "\u2603", text[len(text) // 4 :][:24] + "\u2603", "\u2603"]
+        almost = [text[-3:] + "\u2603", text[len(text) // 4 :][:24] + "\u2603", "\u2603"][: client.can.max_stop_strings]
         answer = await client.answer(client.ask(request, max_tokens=64, stop=almost))
         require(
             answer.text == text and answer.finished.matched == whole.finished.matched,
@@ -87,6 +87,7 @@ class TextChecks(Conformance):
         request, whole = await long_answer(client)
         text = whole.text
         stops = [text[place : place + 3] for place in (len(text) * 3 // 4, len(text) // 3, len(text) // 2)]
+        stops = stops[: client.can.max_stop_strings]
         ends = [text.find(stop) + len(stop) for stop in stops]
         first = stops[ends.index(min(ends))]
         answer = await client.answer(client.ask(request, max_tokens=64, stop=stops))

@@ -16,7 +16,7 @@ from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Client
 from furnace.testing.verdict import Inapplicable, fail, require
 
-__all__ = ["WaitingChecks", "fill_up", "leave"]
+__all__ = ["WaitingChecks", "fill_up", "leave", "lengths_of_crowds"]
 
 _MOST_WAITING = 2000
 _ONE_BY_ONE = 64
@@ -164,7 +164,7 @@ class WaitingChecks(Conformance):
     async def test_generate_does_not_wait_for_a_place(self, client: Client) -> None:
         """A request that can't run yet is put into the queue or refused: ``generate`` returns before others end."""
         held: set[int] = set()
-        for length in await _lengths(client):
+        for length in await lengths_of_crowds(client):
             admitted: list[Generation] = []
             longest = 0
             with contextlib.suppress(EngineBusyError):
@@ -263,11 +263,13 @@ async def _crowd(client: Client, length: int) -> _Crowd:
     busy = await client.fill([client.ask(max_tokens=length, salt=str(place)) for place in range(_CROWD)])
     if len(busy) < _CROWD:  # the queue is full: the one that comes needs a place in it
         await busy.pop().aclose()
+    if not busy:
+        raise Inapplicable("the engine holds no two requests at once: none waits behind another one")
     first = await client.read_texts(busy[0], 1)
     return _Crowd(busy, min(length, client.engine.max_context - first.started.prompt_tokens))
 
 
-async def _lengths(client: Client) -> tuple[int, ...]:
+async def lengths_of_crowds(client: Client) -> tuple[int, ...]:
     """Tokens of the long requests in each try.
 
     Raises:
@@ -295,7 +297,7 @@ async def leave(client: Client, generations: list[Generation]) -> None:
 async def _least_ended(client: Client, action: Callable[[_Crowd], Awaitable[int]]) -> int:
     """What an action gives behind a crowd, 0 if it does in some try: a quick engine ends many requests meanwhile."""
     least = 0
-    for length in await _lengths(client):
+    for length in await lengths_of_crowds(client):
         crowd = await _crowd(client, length)
         least = await action(crowd)
         await leave(client, crowd.generations)
@@ -364,7 +366,7 @@ async def fill_up(client: Client, after: str = "all others ended") -> list[Gener
 
 async def _gives_its_place(client: Client, give_up: Callable[[list[Generation]], Awaitable[None]], how: str) -> None:
     """In some try there is room for one more soon after one that waited was left."""
-    await _lengths(client)
+    await lengths_of_crowds(client)
     for _ in range(_TRIES):
         admitted = await fill_up(client)
         first = admitted[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from furnace.contracts import Chunk, ChunkKind, ForkKind, OutOfKvError, Output, State
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Rows, Steps
@@ -12,6 +14,7 @@ from furnace.testing.verdict import Inapplicable, fail
 __all__ = ["BlockChecks"]
 
 _BEHIND = 3
+_MOST_FILLED = 8192
 _AGAIN = 3
 
 
@@ -230,6 +233,50 @@ class BlockChecks(Conformance):
                 )
             for state, _ in fill_kv(steps, turn + 2):
                 steps.release(state)
+
+    @step_check
+    def test_a_fork_of_a_fork_outlives_both(self, steps: Steps) -> None:
+        """Three generations; the two elder are released, and others fill the KV cache: the third goes on."""
+        if not steps.can.prefix_reuse:
+            raise Inapplicable("prefix_reuse is not declared")
+        length = 3 * max(steps.unit, steps.limits.kv_block)
+        steps.need_context(length + 2)
+        if steps.width(length + 1, 3) < 3:
+            raise Inapplicable("the limits allow no three sequences")
+        tokens = steps.tokens(length + 1, "grandchild")
+        due = steps.alone(tokens, length)[1:]
+        states = [steps.open()]
+        steps.prefill(states[0], tokens[:length])
+        for _ in range(2):
+            copy, kept = steps.fork(states[-1], length)
+            if kept < length:
+                steps.prefill(copy, tokens[kept:length], kept)
+            states.append(copy)
+        for state in states[:2]:
+            steps.release(state)
+        others = _others(steps, "takes the room")
+        for state in others[-2:]:
+            steps.release(state)
+        steps.same(
+            steps.decode(states[2], tokens[length], length),
+            due,
+            "A fork of a fork lost both that it came from, others filled the KV cache, and now it gets another row "
+            "than alone. Each fork holds all of its blocks, also those that its origin had borrowed.",
+            exact=False,
+        )
+
+
+def _others(steps: Steps, name: str) -> list[State]:
+    """States that take what is left of the KV cache, as far as ``max_open`` goes."""
+    total = min(steps.limits.kv_tokens or 0, _MOST_FILLED)
+    places = min(steps.limits.max_open, _MOST_FILLED) - 1
+    length = min(steps.model.max_context - 2, max(8 * steps.unit, -(-total // places)))
+    others: list[State] = []
+    with contextlib.suppress(OutOfKvError):
+        while len(others) < places and len(others) * length <= _MOST_FILLED:
+            others.append(steps.open())
+            steps.prefill(others[-1], steps.tokens(length, name, len(others)))
+    return others
 
 
 def _borders(steps: Steps) -> list[int]:

@@ -8,7 +8,7 @@ from furnace.contracts import State
 from furnace.testing.conformance import Conformance, step_check
 from furnace.testing.step.driver import Steps
 from furnace.testing.step.room import fill_kv
-from furnace.testing.verdict import Inapplicable, require
+from furnace.testing.verdict import Inapplicable
 
 __all__ = ["ForkChecks"]
 
@@ -38,21 +38,6 @@ class ForkChecks(Conformance):
                 "row than the whole prompt. The fork must hold exactly the first `kept` tokens.",
                 exact=kept % steps.limits.grid == 0,
             )
-
-    @step_check
-    def test_a_fork_keeps_something(self, steps: Steps) -> None:
-        """Where ``prefix_reuse`` is declared, a fork of all that a state holds keeps some of it."""
-        _need(steps, fork=True)
-        tokens = steps.tokens(2 * steps.unit + 3, "keep")
-        steps.need_context(len(tokens) + 1)
-        origin = steps.open()
-        steps.prefill(origin, tokens)
-        kept = [steps.fork(origin, length)[1] for length in (len(tokens), 2 * steps.unit)]
-        require(
-            any(kept),
-            f"forks of {len(tokens)} tokens kept {kept}. Without any that are kept, don't declare prefix_reuse: a "
-            "fork that keeps nothing costs time and saves none.",
-        )
 
     @step_check
     def test_a_fork_of_the_whole_prompt_decodes_as_its_origin(self, steps: Steps) -> None:

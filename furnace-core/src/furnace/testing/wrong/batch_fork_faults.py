@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from furnace.contracts import ForkKind
 from furnace.testing.wrong.little_batch import LittleBatchModel, LittleSequence
 from furnace.testing.wrong.registry import caught_by
@@ -33,14 +35,6 @@ class ForkKeepsLessThanItSays(LittleBatchModel):
     def fork(self, state: LittleSequence, length: int) -> tuple[LittleSequence, int]:
         child, _ = super().fork(state, length // self.kv.block * self.kv.block)
         return child, length
-
-
-@caught_by("test_a_fork_keeps_something")
-class ForkKeepsNothing(LittleBatchModel):
-    """Declares prefix reuse, but never keeps a token."""
-
-    def fork(self, state: LittleSequence, length: int) -> tuple[LittleSequence, int]:
-        return super().fork(state, 0)
 
 
 @caught_by("test_a_fork_of_the_whole_prompt_decodes_as_its_origin")
@@ -141,6 +135,22 @@ class ForkOfForkIsEmpty(LittleBatchModel):
     def release(self, state: LittleSequence) -> None:
         self._forks.discard(id(state))
         super().release(state)
+
+
+@caught_by("test_a_fork_of_a_fork_outlives_both")
+class BorrowedBlocksNotCounted(LittleBatchModel):
+    """Does not count the fork of a fork as a holder of the blocks that the fork had borrowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._borrowed: WeakKeyDictionary[LittleSequence, int] = WeakKeyDictionary()
+
+    def fork(self, state: LittleSequence, length: int) -> tuple[LittleSequence, int]:
+        child, kept = super().fork(state, length)
+        whole = kept // self.kv.block
+        self.kv.give_back(child.blocks[: min(whole, self._borrowed.get(state, 0))])
+        self._borrowed[child] = whole
+        return child, kept
 
 
 @caught_by("test_a_fork_without_room_raises_out_of_kv_and_changes_nothing")

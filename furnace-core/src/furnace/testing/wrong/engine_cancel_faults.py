@@ -226,3 +226,39 @@ class StreamsKept(LittleEngine):
     async def generate(self, request: GenerateRequest) -> LittleGeneration:
         self._streams.append(await super().generate(request))
         return self._streams[-1]
+
+
+class _UnderTheirId(LittleEngine):
+    """Keeps requests under their id."""
+
+    generation_type = _NoWait
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: dict[str, LittleJob] = {}
+
+    def admit(self, job: LittleJob) -> None:
+        self._jobs[job.request.id] = job
+        super().admit(job)
+
+    def release(self, job: LittleJob) -> None:
+        super().release(job)
+        self._jobs.pop(job.request.id, None)
+
+
+@caught_by("test_requests_with_one_id_are_several")
+class CancelsByTheId(_UnderTheirId):
+    """Cancels the last request that came with an id when another one with that id is closed."""
+
+    def cancel(self, job: LittleJob) -> None:
+        if job.request.id in self._jobs:
+            super().cancel(self._jobs[job.request.id])
+
+
+@caught_by("test_requests_with_one_id_are_several")
+class CancelsWhatItsIdHas(_UnderTheirId):
+    """Does not cancel a request when another one with its id has ended."""
+
+    def cancel(self, job: LittleJob) -> None:
+        if job.request.id in self._jobs:
+            super().cancel(job)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
 from furnace.contracts import Event, FinishReason, GenerateRequest, Text, Usage
+from furnace.runtime.text_output import TextOutput
 from furnace.testing.wrong.little_engine import LittleEngine
 from furnace.testing.wrong.little_generation import LittleGeneration
 from furnace.testing.wrong.little_job import LittleJob
@@ -269,3 +271,66 @@ class CancelledReaderEndsTheRequest(LittleEngine):
     """Ends a request when a task that waits for its events is cancelled."""
 
     generation_type = _ReaderIsClient
+
+
+class _LongestHeld(TextOutput):
+    def __init__(self, pipeline: TextPipeline, request: GenerateRequest, prompt: Sequence[int]) -> None:
+        ordered = sorted(request.stop, key=len)
+        super().__init__(pipeline, msgspec.structs.replace(request, stop=ordered[-1:]), prompt)
+        self.others = ordered[:-1]
+        self.text = self.shown = ""
+
+    def _certain(self, text: str) -> str:
+        self.text += text
+        certain = super()._certain(text)
+        for stop in self.others:
+            if stop in self.text and self.matched is None:
+                self.matched = stop
+                certain = self.text[len(self.shown) : self.text.index(stop)]
+        self.shown += certain
+        return certain
+
+
+class _HoldsTheLongest(LittleJob):
+    def __init__(self, request: GenerateRequest, prompt: list[int], max_tokens: int, pipeline: TextPipeline) -> None:
+        super().__init__(request, prompt, max_tokens, pipeline)
+        self.text = _LongestHeld(pipeline, request, prompt)
+
+
+@caught_by("test_each_of_several_stop_strings_is_held_back")
+class LongestStopStringHeld(LittleEngine):
+    """Holds back only what may become the longest stop string."""
+
+    job_type = _HoldsTheLongest
+
+
+@caught_by("test_a_request_left_inside_a_character_leaves_none_of_it")
+class DecoderKept(LittleEngine):
+    """Goes on with the decoder of a request that was left inside a character."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[TextOutput] = []
+
+    def cancel(self, job: LittleJob) -> None:
+        if job.tokens and not job.finished and "\ufffd" in self.pipeline.decode(job.tokens[-1:]):
+            self._left.append(job.text)
+        super().cancel(job)
+
+    def admit(self, job: LittleJob) -> None:
+        if self._left:
+            job.text = self._left.pop()
+        super().admit(job)
+
+
+class _SentIsUsed(LittleJob):
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=len(self.prompt), completion_tokens=len(self.tokens) - len(self._unsent))
+
+
+@caught_by("test_tokens_whose_text_is_held_back_are_used")
+class UsageWithTheText(LittleEngine):
+    """Counts tokens when their text is sent."""
+
+    job_type = _SentIsUsed

@@ -287,3 +287,14 @@ class HalfAPromptCached(LittleEngine):
         read = self._cache.get((job.request.cache_salt, *job.prompt), len(job.prompt))
         job.prompt = job.prompt[:read]
         super().admit(job)
+
+
+@caught_by("test_a_prompt_that_was_left_while_it_was_read_changes_no_answer")
+class PartOfAPrefillCached(HalfAPromptCached):
+    """The same where the prompt is new, and some of it was read but not all."""
+
+    def release(self, job: LittleJob) -> None:
+        if job.computed < len(job.prompt):
+            super().release(job)
+        else:
+            LittleEngine.release(self, job)
