@@ -69,6 +69,25 @@ class RoomChecks(Conformance):
             steps.release(state)
 
     @step_check
+    def test_a_step_without_room_leaves_it_to_others(self, steps: Steps) -> None:
+        """Two sequences that want the last block are refused together; then each of them alone gets it."""
+        for turn, alone in enumerate((1, 0)):
+            states = fill_kv(steps, 5 + turn)
+            if len(states) < 3:
+                raise Inapplicable("the KV cache holds less than three sequences")
+            steps.release(states.pop(0)[0])
+            must_run_out(steps, [next_chunk(steps, states[0]), next_chunk(steps, states[1])])
+            try:
+                steps.step([next_chunk(steps, states[alone])])
+            except OutOfKvError:
+                fail(
+                    "A step of two sequences found room for one of them and raised OutOfKvError; then the "
+                    f"{'second' if alone else 'first'} alone found none. What the other one was given must be taken "
+                    f"back, or better, count first. {_ATOMIC}"
+                )
+            steps.release_all()
+
+    @step_check
     def test_a_fork_without_room_raises_out_of_kv_and_changes_nothing(self, steps: Steps) -> None:
         """With the KV cache full, a fork that needs a block is refused."""
         if not steps.can.prefix_reuse:

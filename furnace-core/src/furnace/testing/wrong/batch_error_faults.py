@@ -12,6 +12,15 @@ from furnace.testing.wrong.registry import caught_by
 __all__: list[str] = []
 
 
+@caught_by("test_a_step_without_room_leaves_it_to_others")
+class RoomKeptByTheFirst(LittleBatchModel):
+    """Looks for room chunk by chunk: what the first ones were given stays theirs when there is none for the last."""
+
+    def reserve(self, batch: Sequence[Chunk]) -> None:
+        for chunk in batch:
+            super().reserve([chunk])
+
+
 @caught_by("test_a_step_error_while_decoding_names_the_chunk_at_fault")
 class ErrorInTheMiddle(LittleBatchModel):
     """Sees that a decoded token is wrong when it comes to it, and says that nothing advanced."""
