@@ -31,6 +31,8 @@ pub struct Linear {
     outputs: usize,
     /// For each panel of all parts: the part, the panel in it, and the first column of its outputs.
     panels: Vec<(usize, usize, usize)>,
+    /// Sizes of groups in which inputs become whole numbers.
+    groups: BTreeSet<usize>,
 }
 
 impl Linear {
@@ -52,7 +54,9 @@ impl Linear {
         if bias.as_ref().is_some_and(|bias| bias.len() != outputs) {
             return invalid(format!("a bias has not the length {outputs} of the outputs"));
         }
-        Ok(Linear { kernels, parts, bias, inputs, outputs, panels })
+        let formats = parts.iter().map(Packed::format).filter(|format| format.is_whole());
+        let groups = formats.map(Format::group).collect();
+        Ok(Linear { kernels, parts, bias, inputs, outputs, panels, groups })
     }
 
     pub fn inputs(&self) -> usize {
@@ -101,9 +105,7 @@ impl Linear {
 
     /// The rows as whole numbers, once for each size of groups that a matrix has.
     fn quantize(&self, x: &[f32]) -> Vec<Quantized> {
-        let formats = self.parts.iter().map(Packed::format).filter(|format| format.is_whole());
-        let groups: BTreeSet<usize> = formats.map(Format::group).collect();
-        groups.into_iter().map(|group| self.kernels.quantize(x, self.inputs, group)).collect()
+        self.groups.iter().map(|&group| self.kernels.quantize(x, self.inputs, group)).collect()
     }
 
     /// Multiplies some rows with one panel, and hands each row of the result on, with its row and first column.
