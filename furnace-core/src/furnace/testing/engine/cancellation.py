@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from furnace.contracts import Generation
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Client
 from furnace.testing.verdict import Inapplicable, require
 
-__all__ = ["CancellationChecks"]
+__all__ = ["CancellationChecks", "cancelled_while_it_admits"]
 
 _STEPS = 3
 """A step that runs, one that was planned already, and one for the command to arrive."""
@@ -188,24 +190,12 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_a_task_that_is_cancelled_in_generate_leaves_nothing(self, client: Client) -> None:
         """The client goes away while ``generate`` runs."""
-        before = await client.settle()
-        for turns in range(4):
-            task = asyncio.create_task(client.submit(client.ask("A prompt to be read. " * 8, max_tokens=None)))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                generation = await task
-                await generation.aclose()
-            del task
-        gc.collect()
-        after = await client.settle()
-        require(
-            before is None or after is None or after.finished == before.finished,
-            "a task was cancelled in generate(), and its request ran to its end. Undo the admission when generate() is "
-            "cancelled.",
-        )
-        await client.works("tasks were cancelled in generate()")
+        request = client.ask("A prompt to be read. " * 8, max_tokens=None)
+
+        async def ask() -> list[Generation]:
+            return [await client.submit(request)]
+
+        await cancelled_while_it_admits(client, ask, "generate()")
 
     @engine_check
     async def test_a_cancelled_request_is_not_computed_on(self, client: Client) -> None:
@@ -224,6 +214,30 @@ class CancellationChecks(Conformance):
             "ran. Stop within one step.",
         )
         await client.settle()
+
+
+async def cancelled_while_it_admits(
+    client: Client, ask: Callable[[], Coroutine[Any, Any, list[Generation]]], what: str
+) -> None:
+    """Nothing runs on of what a task asked for that is cancelled at one of its first turns."""
+    before = await client.settle()
+    for turns in range(6):
+        task = asyncio.create_task(ask())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            for generation in await task:
+                await generation.aclose()
+        del task
+    gc.collect()
+    after = await client.settle()
+    require(
+        before is None or after is None or after.finished == before.finished,
+        f"a task was cancelled in {what}, and what it asked for ran to its end. Undo the admission when {what} is "
+        "cancelled.",
+    )
+    await client.works(f"tasks were cancelled in {what}")
 
 
 async def _stopped(client: Client, generation: Generation, when: str) -> None:

@@ -8,6 +8,7 @@ import gc
 
 from furnace.contracts import EngineBusyError, FinishReason, Generation, InvalidRequestError
 from furnace.testing.conformance import Conformance, engine_check
+from furnace.testing.engine.cancellation import cancelled_while_it_admits
 from furnace.testing.engine.client import Answer, Client
 from furnace.testing.engine.sampling import undecided
 from furnace.testing.engine.waiting import fill_up, leave, lengths_of_crowds
@@ -103,24 +104,8 @@ class ManyChecks(Conformance):
     @engine_check
     async def test_a_task_that_is_cancelled_in_generate_many_leaves_nothing(self, client: Client) -> None:
         """The client goes away while ``generate_many`` runs."""
-        before = await client.settle()
         requests = [client.ask("A prompt to be read. " * 8, max_tokens=None, choice=choice) for choice in range(3)]
-        for turns in range(6):
-            task = asyncio.create_task(client.engine.generate_many(requests))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                for generation in await task:
-                    await generation.aclose()
-            del task
-        gc.collect()
-        after = await client.settle()
-        require(
-            before is None or after is None or after.finished == before.finished,
-            "a task was cancelled in generate_many(), and its requests ran to their end. Undo what was admitted.",
-        )
-        await client.works("tasks were cancelled in generate_many()")
+        await cancelled_while_it_admits(client, lambda: client.engine.generate_many(requests), "generate_many()")
 
     @engine_check
     async def test_many_that_find_one_place_take_none(self, client: Client) -> None:
