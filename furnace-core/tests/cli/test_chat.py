@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -37,15 +38,34 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def interrupt_until(self, text: str) -> str:
+        """Press Ctrl-C until the screen shows this: what comes just before ``input()`` waits is seen with the next key.
+
+        Python's readline looks for signals when its wait for a key is interrupted, and at no other time.
+        """
+        self.process.send_signal(signal.SIGINT)
+        while text not in self._shown:
+            if select.select([self._fd], [], [], 5.0)[0]:
+                self._read(text)
+            else:
+                self.process.send_signal(signal.SIGINT)
+        return self._before(text)
+
     def wait_for(self, text: str) -> str:
         """Read until the screen shows this; gives what came before it, since the last time."""
         while text not in self._shown:
-            try:
-                data = os.read(self._fd, 4096)
-            except OSError:
-                data = b""
-            assert data, f"no {text!r} in {self._shown!r}"
-            self._shown += data.decode()
+            self._read(text)
+        return self._before(text)
+
+    def _read(self, text: str) -> None:
+        try:
+            data = os.read(self._fd, 4096)
+        except OSError:
+            data = b""
+        assert data, f"no {text!r} in {self._shown!r}"
+        self._shown += data.decode()
+
+    def _before(self, text: str) -> str:
         before, _, self._shown = self._shown.partition(text)
         return before
 
@@ -128,8 +148,7 @@ def test_on_a_terminal_an_interrupt_stops_the_answer_and_end_of_file_the_chat(co
         terminal.wait_for("> ")
         terminal.type("half a line")
         terminal.wait_for("half a line")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("> ")
+        terminal.interrupt_until("> ")
         terminal.type("/clear\n")
         terminal.wait_for("> ")
         terminal.type("\x04")

@@ -24,6 +24,7 @@ from furnace.testing.wrong.little_step import LittleStepModel
 from furnace.testing.wrong.little_variants import LittleNoisyModel, LittleRecurrentModel
 from furnace.testing.wrong.tiny_llama import TinyLlama
 
+TRIES = 3
 KITS = {kit.__name__: kit for kit in (StepModelConformance, BatchStepModelConformance, EngineConformance)}
 
 
@@ -52,19 +53,30 @@ def kit_of(wrong: Wrong) -> type[BatchStepModelConformance]:
     return type(wrong.name, (KITS[wrong.kit],), {make: lambda self: wrong.make(), "patience": patience})
 
 
-@pytest.mark.usefixtures("impatience", "seed")
-@pytest.mark.parametrize("wrong", wrong_models(), ids=lambda wrong: wrong.name)
-def test_a_fault_is_found_by_the_test_that_is_meant_for_it(wrong: Wrong) -> None:
+def verdict_on(wrong: Wrong) -> ConformanceError | Inapplicable | None:
+    """What the test that is meant for a fault says of an engine that has it."""
     kit = kit_of(wrong)
     kit.setup_class()
     try:
-        with pytest.raises((ConformanceError, Inapplicable)) as found:
-            getattr(kit(), wrong.test)()
+        getattr(kit(), wrong.test)()
+    except (ConformanceError, Inapplicable) as verdict:
+        return verdict
     finally:
         kit.teardown_class()
-    assert isinstance(found.value, ConformanceError), f"the check was skipped: {found.value}"
+    return None
+
+
+@pytest.mark.usefixtures("impatience", "seed")
+@pytest.mark.parametrize("wrong", wrong_models(), ids=lambda wrong: wrong.name)
+def test_a_fault_is_found_by_the_test_that_is_meant_for_it(wrong: Wrong) -> None:
+    # Some faults show only while two requests run, and on a busy machine one may have ended before the other begins.
+    for _ in range(TRIES):
+        found = verdict_on(wrong)
+        if isinstance(found, ConformanceError):
+            break
+    assert isinstance(found, ConformanceError), f"it was not found: {found}"
     # A sentence that says what to do, not a bare name.
-    assert len(str(found.value).split()) > 5
+    assert len(str(found).split()) > 5
 
 
 def test_every_test_of_the_kit_is_meant_for_some_fault() -> None:

@@ -136,7 +136,9 @@ class ManyChecks(Conformance):
     @engine_check
     async def test_requests_with_one_id_are_several(self, client: Client) -> None:
         """Two requests with one ``id``: one is closed, and the other ends; one ends, and the other can be closed."""
-        first, second = await client.engine.generate_many([client.ask(max_tokens=40, choice=each) for each in range(2)])
+        # The first is the one that takes longer: on a busy machine, too, they then run beside each other.
+        lengths = (None, 40)
+        first, second = await client.engine.generate_many([client.ask(max_tokens=most) for most in lengths])
         await first.aclose()
         answer = Answer()
         try:
@@ -148,17 +150,21 @@ class ManyChecks(Conformance):
                 "logs, and several requests may have it: keep them under a key of your own."
             )
         _ = answer.finished
+        ran_on = False
         for _ in range(_TRIES):
             before = await client.settle()
-            short, long = await client.engine.generate_many([client.ask(max_tokens=most) for most in (2, None)])
+            long, short = await client.engine.generate_many([client.ask(max_tokens=most) for most in (None, 2)])
             await client.read(short)
             quick = long.usage.completion_tokens > client.engine.max_context // 4
             await long.aclose()
-            if quick:
-                raise Inapplicable("the engine is too quick for one to be closed after the other: give it a delay")
             after = await client.settle()
+            if quick:
+                continue
             if before is None or after is None or after.finished < before.finished + 2:
                 return
+            ran_on = True
+        if not ran_on:
+            raise Inapplicable("the engine is too quick for one to be closed after the other: give it a delay")
         fail(
             "of two requests with one id one ended, and the other, closed then, ran to its end, in every try. The id "
             "is for logs, and several requests may have it: keep them under a key of your own."
