@@ -137,7 +137,7 @@ def test_hidden_values_of_a_graph_without_them_are_refused_before_anything_chang
     model = OpenVinoDecoder(headless, name="m", max_context=64)
     assert not model.capabilities.hidden
     state = model.open()
-    with pytest.raises(ValueError, match="no output for them"):
+    with pytest.raises(ValueError, match="does not have them"):
         model.step([Chunk(state, [1], 0, ChunkKind.PREFILL, Output.HIDDEN)])
     assert (state.length, model.kv_tokens_used) == (0, 0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from furnace.contracts import BatchStepModel, Chunk, ChunkKind, ForkKind, Limits, Output, StepCapabilities
+from furnace.contracts import BatchStepModel, Chunk, ForkKind, Limits, Output, StepCapabilities, check_batch
 from furnace_openvino.blocks import KV_BLOCK, BlockAllocator, BlockTable, block_count
 from furnace_openvino.kv_cache import KvCache
 from furnace_openvino.step_input import GRID, arrange
@@ -141,7 +141,8 @@ class OpenVinoDecoder(BatchStepModel):
 
         `Output.HIDDEN` gives the values after the last norm. If the inference fails, no state has changed.
         """
-        self._check(batch)
+        # The runtime would read beyond the embedding.
+        check_batch(self, batch, _length)
         if not batch:
             return np.empty((0, self._vocab_size), np.float32)
         copies = self._allocator.grow([(chunk.state, chunk.position + len(chunk.tokens)) for chunk in batch])
@@ -165,30 +166,6 @@ class OpenVinoDecoder(BatchStepModel):
             del self._request
         self._cache.close()
 
-    def _check(self, batch: Sequence[Chunk]) -> None:
-        seen: set[int] = set()
-        hidden = [chunk.output is Output.HIDDEN for chunk in batch]
-        if any(hidden) and not all(hidden):
-            raise ValueError("hidden values can't be asked for together with other outputs")
-        if any(hidden) and not self._capabilities.hidden:
-            raise ValueError("hidden values were asked for, but this graph has no output for them")
-        for chunk in batch:
-            _require_open(chunk.state)
-            if id(chunk.state) in seen:
-                raise ValueError("a state has two chunks in one batch")
-            seen.add(id(chunk.state))
-            if not chunk.tokens:
-                raise ValueError("a chunk has no tokens")
-            if chunk.position != chunk.state.length:
-                raise ValueError(f"position is {chunk.position}; the state holds {chunk.state.length} tokens")
-            if chunk.position + len(chunk.tokens) > self._max_context:
-                raise ValueError(f"the chunk ends behind max_context, {self._max_context}")
-            if chunk.kind is ChunkKind.DECODE and len(chunk.tokens) > _MAX_DECODE_TOKENS:
-                raise ValueError(f"a decode chunk has {len(chunk.tokens)} tokens; at most {_MAX_DECODE_TOKENS} fit")
-            # The runtime would read beyond the embedding.
-            if min(chunk.tokens) < 0 or max(chunk.tokens) >= self._vocab_size:
-                raise IndexError(f"a token is not in the vocabulary of {self._vocab_size}")
-
 
 def cache_inputs(compiled: ov.CompiledModel) -> list[ov.Output]:
     """Return the inputs of a compiled model that take the KV cache."""
@@ -208,6 +185,10 @@ def _limits(max_sequences: int, max_step_tokens: int, kv_tokens: int) -> Limits:
     )
     limits.validate()
     return limits
+
+
+def _length(state: BlockTable) -> int | None:
+    return state.length if state.is_open else None
 
 
 def _require_open(state: BlockTable) -> None:

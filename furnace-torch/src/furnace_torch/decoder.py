@@ -13,12 +13,12 @@ from torch.nn import functional
 from furnace.contracts import (
     BatchStepModel,
     Chunk,
-    ChunkKind,
     ForkKind,
     Limits,
     Output,
     StepCapabilities,
     TokenSampler,
+    check_batch,
 )
 from furnace_torch.attention import Attention
 from furnace_torch.decode_graphs import Capture, CudaCapture, DecodeGraphs
@@ -186,7 +186,8 @@ class TorchDecoder(BatchStepModel):
         Returns:
             A numpy array, or logits as a tensor on the device if there is a `sampler`.
         """
-        self._check(batch)
+        # A device would not refuse what is not in the vocabulary, but be of no use afterwards.
+        check_batch(self, batch, _length)
         new_lengths = [(chunk.state, chunk.position + len(chunk.tokens)) for chunk in batch]
         self._kv.require(new_lengths)
         hidden_wanted = any(chunk.output is Output.HIDDEN for chunk in batch)
@@ -207,28 +208,6 @@ class TorchDecoder(BatchStepModel):
     def close(self) -> None:
         """Give the KV cache back; states are no longer valid."""
         self._kv.close()
-
-    def _check(self, batch: Sequence[Chunk]) -> None:
-        seen: set[int] = set()
-        hidden = [chunk.output is Output.HIDDEN for chunk in batch]
-        if any(hidden) and not all(hidden):
-            raise ValueError("hidden values can't be asked for together with other outputs")
-        for chunk in batch:
-            _require_open(chunk.state)
-            if chunk.state.index in seen:
-                raise ValueError("a state has two chunks in one batch")
-            seen.add(chunk.state.index)
-            if not chunk.tokens:
-                raise ValueError("a chunk has no tokens")
-            if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.vocab_size:
-                # A device would not refuse it, but be of no use afterwards.
-                raise IndexError(f"a token id of a chunk is not one of the {self.vocab_size} of the vocabulary")
-            if chunk.position != chunk.state.length:
-                raise ValueError(f"position is {chunk.position}; the state holds {chunk.state.length} tokens")
-            if chunk.position + len(chunk.tokens) > self._max_context:
-                raise ValueError(f"the chunk ends behind max_context, {self._max_context}")
-            if chunk.kind is ChunkKind.DECODE and len(chunk.tokens) > _MAX_DECODE_TOKENS:
-                raise ValueError(f"a decode chunk has {len(chunk.tokens)} tokens; at most {_MAX_DECODE_TOKENS} fit")
 
     def _forward(self, flat: FlatBatch, hidden_wanted: bool) -> Tensor:
         if not flat.tokens:
@@ -327,6 +306,10 @@ def _limits(max_sequences: int, max_step_tokens: int, kv_tokens: int) -> Limits:
     )
     limits.validate()
     return limits
+
+
+def _length(state: Slot) -> int | None:
+    return None if state.index < 0 else state.length
 
 
 def _require_open(state: Slot) -> None:

@@ -3,6 +3,7 @@
 Imports only the standard library and msgspec.
 """
 
+from furnace.contracts.batch_check import check_batch
 from furnace.contracts.capabilities import (
     Capabilities,
     OutputFormat,
@@ -148,5 +149,6 @@ __all__ = [
     "ToolCallDelta",
     "UnsupportedError",
     "Usage",
+    "check_batch",
     "no_progress",
 ]
