@@ -7,18 +7,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import TypeVar
 
 from furnace.plugins.errors import describe
 from furnace.plugins.hookspecs import PLUGIN_GROUP
 
-__all__ = ["InstalledPlugin", "entry_points_of", "installed_plugins"]
+__all__ = ["InstalledPlugin", "installed", "installed_plugins"]
+
+PluginT = TypeVar("PluginT", bound="InstalledPlugin")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class InstalledPlugin:
-    """What the metadata says of a plugin of the group ``furnace.plugins``.
+    """What the metadata says of a plugin; nothing was imported.
 
     Attributes:
         name: the entry point's name.
@@ -41,14 +44,19 @@ class InstalledPlugin:
 
 def installed_plugins() -> list[InstalledPlugin]:
     """All plugins of the HTTP process, by name; a name that several distributions bring is there several times."""
+    return installed(PLUGIN_GROUP, InstalledPlugin)
+
+
+def installed(group: str, kind: type[PluginT]) -> list[PluginT]:
+    """What is in an entry-point group, in the order of names."""
     found = [
-        InstalledPlugin(point.name, distribution, version, point.value, point)
-        for point, distribution, version in entry_points_of(PLUGIN_GROUP)
+        kind(point.name, distribution, version, point.value, point)
+        for point, distribution, version in _entry_points_of(group)
     ]
     return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution, plugin.target))
 
 
-def entry_points_of(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
+def _entry_points_of(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
     """The entry points of a group, each with the name and version of its distribution.
 
     A distribution whose metadata can't be read is passed over with a warning.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,7 +19,7 @@ from furnace.contracts.factory import API_VERSION, OLDEST_API_VERSION, EngineFac
 from furnace.plugins import hookspecs
 from furnace.plugins.api_version import version_problem
 from furnace.plugins.errors import BrokenPluginError, DuplicateSchemeError, UnknownSchemeError, describe
-from furnace.plugins.installed import entry_points_of
+from furnace.plugins.installed import InstalledPlugin, installed
 
 __all__ = ["InstalledEngine", "find_engine", "installed_engines", "load_factory"]
 
@@ -35,36 +33,18 @@ FIRST_PARTY = {
 """The distribution of each scheme of this project."""
 
 
-@dataclass(frozen=True)
-class InstalledEngine:
-    """What the metadata says of an engine; nothing was imported.
-
-    Attributes:
-        scheme: the entry point's name.
-        distribution: the name that pip knows.
-        version: of the distribution.
-        target: ``module`` or ``module:attribute`` of the plugin.
-    """
-
-    scheme: str
-    distribution: str
-    version: str
-    target: str
-    entry_point: EntryPoint = field(repr=False, compare=False)
+class InstalledEngine(InstalledPlugin):
+    """What the metadata says of an engine; nothing was imported."""
 
     @property
-    def label(self) -> str:
-        """Distribution and version, for messages."""
-        return f"{self.distribution} {self.version}".rstrip()
+    def scheme(self) -> str:
+        """The name of the entry point."""
+        return self.name
 
 
 def installed_engines() -> list[InstalledEngine]:
     """All engines of all installed distributions, by scheme; a scheme that several bring is there several times."""
-    found = [
-        InstalledEngine(point.name, distribution, version, point.value, point)
-        for point, distribution, version in entry_points_of(hookspecs.ENGINE_GROUP)
-    ]
-    return sorted(found, key=lambda engine: (engine.scheme, engine.distribution, engine.target))
+    return installed(hookspecs.ENGINE_GROUP, InstalledEngine)
 
 
 def find_engine(scheme: str) -> InstalledEngine:
