@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from scripted_engine import ScriptedEngine
 from furnace.server import Bounds, Server
 
 JSON = (b"content-type", b"application/json")
+PATIENCE = 60.0
+"""Seconds that something may take on a machine that stalls; a test that passes never waits so long."""
 
 
 @dataclass
@@ -60,16 +63,40 @@ def decode_events(body: bytes) -> list[Any]:
     return events
 
 
+def connect(server: Server) -> socket.socket:
+    """A connection to a server that listens."""
+    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=PATIENCE)
+
+
 def read_answer(connection: socket.socket) -> bytes:
-    """Read one answer that has a content length from a socket."""
+    """Read one answer that has a content length from a socket.
+
+    Raises:
+        ConnectionError: the server closes before its end.
+    """
     data = b""
     while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
+        data += _more(connection)
     head, body = data.split(b"\r\n\r\n", 1)
     length = int(head.split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
     while len(body) < length:
-        body += connection.recv(65536)
+        body += _more(connection)
     return head + b"\r\n\r\n" + body
+
+
+def _more(connection: socket.socket) -> bytes:
+    piece = connection.recv(65536)
+    if not piece:
+        raise ConnectionError("the server closed the connection before the end of its answer")
+    return piece
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait, outside of an event loop, until something that another thread does has happened."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class Exchange:
@@ -118,13 +145,13 @@ class Exchange:
 
     async def until(self, condition: Callable[[Reply], bool]) -> None:
         """Wait until what was sent fulfils a condition."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not condition(self.reply):
                 self.written.clear()
                 await self.written.wait()
 
     async def end(self) -> Reply:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await self.task
         return self.reply
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import pytest
-from asgi_driver import chat, decode_events, read_answer
+from asgi_driver import chat, connect, decode_events, read_answer, wait_for
 from scripted_engine import Pause, Script, ScriptedEngine
 
-from furnace.server import Bounds, Server
+from furnace.server import Bounds, Server, traffic
 
 BODY = json.dumps(chat()).encode()
-
-
-def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
 
 
 def request(body: bytes = BODY, *more: str, path: str = "/v1/chat/completions") -> bytes:
@@ -131,10 +126,7 @@ def test_a_second_request_that_comes_while_the_first_is_answered_is_not_served(s
     before = len(engine.generations)
     with connect(server) as connection:
         connection.sendall(request())
-        deadline = time.monotonic() + 5
-        while not pause.reached.is_set():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(pause.reached.is_set)
         connection.sendall(request())
         # What has arrived is read in the turn of the loop in which this is done, before the answer goes on.
         pause.passed._loop.call_soon_threadsafe(pause.passed.set)
@@ -148,15 +140,10 @@ def test_a_pipelined_request_does_not_hide_a_disconnect(server, engine):
     engine.choose = lambda request: Script([], never_ends=True)
     connection = connect(server)
     connection.sendall(request())
-    deadline = time.monotonic() + 5
-    while not engine.open:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(lambda: engine.open)
     connection.sendall(request())
     connection.close()
-    while engine.open:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(lambda: not engine.open)
 
 
 def test_a_connection_is_kept_for_the_next_request(server, engine):
@@ -202,9 +189,8 @@ def test_the_server_does_not_say_what_it_is_made_of(server):
 
 @pytest.fixture(scope="module")
 def hasty():
-    bounds = Bounds(header_seconds=0.1, body_seconds=0.1, idle_seconds=0.2)
-    with Server(port=0, bounds=bounds).llm(ScriptedEngine()).background() as running:
-        yield running
+    with Server(port=0, bounds=Bounds(header_seconds=0.1, body_seconds=0.1)).llm(ScriptedEngine()).background() as each:
+        yield each
 
 
 @pytest.mark.parametrize("sent", [b"GET", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n", b"\r\n"])
@@ -232,14 +218,23 @@ def test_a_body_that_does_not_arrive_is_a_408(hasty):
     error_of(answer)
 
 
-def test_idle_connections_are_closed_also_those_that_never_asked(hasty):
-    with connect(hasty) as silent, connect(hasty) as kept:
-        kept.sendall(request())
-        assert status_of(read_answer(kept)) == 200
-        started = time.monotonic()
+def test_idle_connections_are_closed_also_those_that_never_asked():
+    def asked(server):
+        """A connection with an answer behind it; on a busy machine one may have idled too long before it asked."""
+        for _ in range(100):
+            connection = connect(server)
+            try:
+                connection.sendall(request())
+                assert status_of(read_answer(connection)) == 200
+                return connection
+            except ConnectionError:
+                connection.close()
+        raise AssertionError("each connection was closed before its answer")
+
+    server = Server(port=0, bounds=Bounds(idle_seconds=0.2)).llm(ScriptedEngine())
+    with server.background(), connect(server) as silent, asked(server) as kept:
         assert silent.recv(1) == b""
         assert kept.recv(1) == b""
-        assert time.monotonic() - started < 5
 
 
 def test_accepted_sockets_send_at_once_and_buffer_little(server, engine):
@@ -268,32 +263,22 @@ def ask_and_not_read(server: Server, connection: socket.socket) -> None:
     connection.sendall(request(json.dumps(chat(stream=True)).encode()))
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_a_reader_that_stalls_is_cut_off_and_others_are_served():
     engine, server = stalled(0.2)
     with server.background(), socket.socket() as connection:
         ask_and_not_read(server, connection)
-        wait_for(lambda: server.metrics("scripted").finished.cancelled == 1)
-        assert not engine.open
+        wait_for(lambda: server.metrics("scripted").finished.cancelled == 1 and not engine.open)
         engine.choose = lambda request: Script()
         with connect(server) as other:
             other.sendall(request())
             assert status_of(read_answer(other)) == 200
 
 
-def test_a_reader_that_stalls_does_not_hold_up_the_end(caplog):
-    engine, server = stalled(60)
-    with socket.socket() as connection:
-        with server.background():
-            ask_and_not_read(server, connection)
-            wait_for(lambda: engine.generations and engine.generations[0].steps > 30)
-            started = time.monotonic()
-        assert time.monotonic() - started < 4
+def test_a_reader_that_stalls_does_not_hold_up_the_end(caplog, monkeypatch):
+    monkeypatch.setattr(traffic, "LAST_SECONDS", 0.1)
+    engine, server = stalled(10**9)
+    with socket.socket() as connection, server.background():
+        ask_and_not_read(server, connection)
+        wait_for(lambda: engine.generations and engine.generations[0].steps > 30)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert not engine.open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 
 import pytest
+from asgi_driver import PATIENCE
 from scripted_engine import ScriptedEngine
 
 from furnace.server import Server
@@ -12,7 +13,7 @@ from furnace.server.hosts import loopback_hosts, may_ask
 
 
 def status_of(server: Server, host: str, path: str = "/v1/models") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE)
     try:
         connection.request("GET", path, headers={"Host": host})
         answer = connection.getresponse()

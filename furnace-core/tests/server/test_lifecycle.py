@@ -11,31 +11,30 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import litestar
 import pytest
-from asgi_driver import Driver, chat, completion, decode_events
+from asgi_driver import PATIENCE, Driver, chat, completion, decode_events, wait_for
 from scripted_engine import Pause, Script, ScriptedEngine
 
 from furnace.plugins import EngineSpecError, default_context
 from furnace.runtime.process import Launch, ProcessEngine
-from furnace.server import AddressError, Bounds, EngineStartError, Server, ServerError
+from furnace.server import AddressError, Bounds, EngineStartError, Server, ServerError, listener
 
 HERE = Path(__file__).parent
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         return json.load(answer)
 
 
 def post(url, body, **options):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    return urllib.request.urlopen(request, timeout=10, **options)
+    return urllib.request.urlopen(request, timeout=PATIENCE, **options)
 
 
 def test_background_serves_in_a_thread_and_closes_the_engines_at_the_end():
@@ -163,21 +162,26 @@ def test_serve_under_a_running_loop_says_what_to_do():
     asyncio.run(main())
 
 
-def test_probes_are_answered_while_a_model_loads_and_requests_are_503():
+def test_probes_are_answered_while_a_model_loads_and_requests_are_503(monkeypatch):
     loading, go_on = threading.Event(), threading.Event()
+    bound = []
+
+    def bind(*address):
+        bound.append(listener.bind(*address))
+        return bound[-1]
 
     def load():
         loading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         return ScriptedEngine()
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    server = Server(port=port).llm(load)
+    monkeypatch.setattr("furnace.server.server.bind", bind)
+    server = Server(port=0).llm(load)
     answers = {}
 
     def ask():
-        assert loading.wait(10)
+        assert loading.wait(PATIENCE)
+        port = bound[0].getsockname()[1]  # a server whose models are loading does not say its own
         for path, body in (
             ("/healthz", None),
             ("/readyz", None),
@@ -187,7 +191,7 @@ def test_probes_are_answered_while_a_model_loads_and_requests_are_503():
         ):
             try:
                 answer = post(f"http://127.0.0.1:{port}{path}", body) if body else urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}{path}", timeout=10)  # fmt: skip
+                    f"http://127.0.0.1:{port}{path}", timeout=PATIENCE)  # fmt: skip
                 with answer:
                     answers[path] = (answer.status, json.load(answer))
             except urllib.error.HTTPError as error:
@@ -308,8 +312,7 @@ def test_running_requests_end_with_shutting_down_when_the_time_is_over(stream):
     with Server(port=0, bounds=Bounds(drain_seconds=0.05)).llm(engine).background() as server:
         thread = threading.Thread(target=ask, args=(server.url,))
         thread.start()
-        while not engine.open:
-            time.sleep(0.001)
+        wait_for(lambda: engine.open)
     thread.join()
     status, body = answers[0]
     error = decode_events(body)[-1]["error"] if stream else json.loads(body)["error"]
@@ -351,22 +354,37 @@ assert engine.closed == 1
 """
 
 
-@pytest.mark.parametrize(("number", "signals", "drain"), [(signal.SIGINT, 1, 0.1), (signal.SIGTERM, 2, 60)])
+def is_draining(url):
+    try:
+        get(url + "/readyz")
+    except urllib.error.HTTPError as error:
+        with error:
+            return json.load(error)["status"] == "draining"
+    return False
+
+
+@pytest.mark.parametrize(("number", "signals", "drain"), [(signal.SIGINT, 1, 0.1), (signal.SIGTERM, 2, 10**6)])
 def test_a_signal_ends_it_cleanly_streams_included_and_a_second_one_at_once(number, signals, drain):
     command = [sys.executable, "-c", SCRIPT, str(HERE), str(drain)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    # A stream that goes on has no end, and no pause in which reading it would give up.
+    too_late = threading.Timer(PATIENCE, process.kill)
+    too_late.start()
     try:
         url = process.stdout.readline().strip()
         stream = post(url + "/v1/completions", completion(stream=True, max_tokens=10**9))
         stream.readline()
-        for _ in range(signals):
+        process.send_signal(number)
+        if signals == 2:
+            # A second one that comes before the first was seen is none.
+            wait_for(lambda: is_draining(url))
             process.send_signal(number)
-            time.sleep(0.15)  # past one tick of the server's clock, so that it sees two signals
         events = decode_events(stream.read().lstrip(b"\n"))
         stream.close()
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
+        too_late.cancel()
         process.kill()
         process.wait()
     assert events[-1]["error"]["code"] == "shutting_down"
@@ -390,7 +408,7 @@ Server(port=0).llm(load).serve()
     try:
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.wait()

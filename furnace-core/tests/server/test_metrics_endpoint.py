@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi_driver import JSON, Driver, chat, completion
+from asgi_driver import JSON, PATIENCE, Driver, chat, completion
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import Script, ScriptedEngine
@@ -266,8 +266,9 @@ def test_a_step_with_many_tokens_counts_each():
 def test_it_works_over_a_socket_and_with_head(server: Server):
     import httpx
 
-    answer = httpx.get(f"{server.url}/metrics")
-    assert answer.status_code == 200
-    assert "x-request-id" in answer.headers
-    assert httpx.head(f"{server.url}/metrics").status_code == 200
-    assert httpx.get(f"{server.url}/v1/metrics").status_code == 404
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        assert "x-request-id" in answer.headers
+        assert client.head("/metrics").status_code == 200
+        assert client.get("/v1/metrics").status_code == 404

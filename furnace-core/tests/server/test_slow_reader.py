@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from asgi_driver import Driver, completion
+from asgi_driver import PATIENCE, Driver, completion
 from scripted_engine import ScriptedEngine
 
 from furnace.contracts import Failed, Finished, FinishReason, Generation, Text, Usage
@@ -51,7 +51,7 @@ async def test_what_nobody_takes_stays_in_the_mailboxes_and_their_limit_applies(
     assert [generation.mailbox.overflowed for generation in generations] == [True] * 4
     assert max(generation.taken for generation in generations) < 10
     ends = {}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(ends) < 4:
             for index, events in await choices.batch():
                 if isinstance(events[-1], Failed):
@@ -72,7 +72,7 @@ async def test_a_choice_that_has_ended_does_not_hold_up_the_others():
         slow.mailbox.put(events)
         for index, taken in await choices.batch():
             seen[index] += taken
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while entries := await choices.batch():
             for index, taken in entries:
                 seen[index] += taken
@@ -95,7 +95,7 @@ def test_a_client_that_falls_too_far_behind_is_cut_off_however_many_prompts_it_s
         body = json.dumps(completion(prompt=["a"] * prompts, stream=True)).encode()
         exchange = driver.open("/v1/completions", body)
         exchange.block()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while len(generations) < prompts:  # noqa: ASYNC110 - no event tells what the engine did
                 await asyncio.sleep(0)
         await write_too_much(generations)
