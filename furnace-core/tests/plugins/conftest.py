@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ def install(site: Path) -> Install:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         (info / "entry_points.txt").write_text(f"[{group}]\n{scheme} = {target or module}\n")
+        # The folder may have been looked through a moment ago, in the same tick of the file system's clock.
+        importlib.invalidate_caches()
         return info
 
     return install
