@@ -186,14 +186,15 @@ def test_a_request_that_is_being_tokenized_when_the_engine_closes_is_refused(pip
     async def test() -> None:
         engine = Scheduled(echo(), pipeline)
         await engine.start()
-        held, go = threading.Event(), threading.Event()
+        # Both threads hold, and none of the work before the late one's is still in the queue.
+        held, go = threading.Barrier(3), threading.Event()
 
         def busy(argument: object) -> None:
-            held.set()
+            held.wait(30)
             assert go.wait(30)
 
         blockers = [asyncio.create_task(engine._in_text_thread(busy, None)) for _ in range(2)]
-        await asyncio.to_thread(held.wait)
+        await asyncio.to_thread(held.wait, 30)
         late = asyncio.create_task(engine.generate(ask("late")))
         await asyncio.sleep(0)
         closing = asyncio.create_task(engine.aclose())
@@ -738,6 +739,13 @@ def test_random_interleavings_of_requests_cancels_and_faults_leave_nothing_behin
                 if rng.random() < 0.5:
                     await asyncio.sleep(0)
             await asyncio.gather(*tasks)
+
+            def all_are_over() -> bool:
+                # One that was preempted holds nothing while the model thread has yet to hear that its client left.
+                stats = engine.stats()
+                return stats.finished + stats.cancelled + stats.failed == 12
+
+            await until(all_are_over)
             await until(lambda: not model.opened)
             stats = engine.stats()
             assert (stats.waiting, stats.running, stats.kv_used) == (0, 0, 0)
