@@ -11,6 +11,9 @@ from furnace.runtime.heartbeat import Heartbeat, Pulse
 __all__ = ["Watchdog"]
 
 LOOK_SECONDS = 0.25
+MOST_BETWEEN = 1.0
+"""More than these seconds between two looks are not the model's: whoever looks was stopped, and perhaps the model too,
+as by Ctrl-Z."""
 
 
 class Watchdog:
@@ -40,18 +43,21 @@ class Watchdog:
         self._token_seconds = token_seconds
         self._clock = clock
         self._seen = Pulse()
-        self._since = clock()
+        self._looked = clock()
+        self._taken = 0.0
 
     def look(self) -> bool:
         """Look once; whether the step that goes on has taken too long."""
         pulse, now = self._heartbeat.read(), self._clock()
+        between, self._looked = min(now - self._looked, MOST_BETWEEN), now
         if not pulse.busy or pulse.steps != self._seen.steps or not self._seen.busy:
-            self._seen, self._since = pulse, now
+            self._seen, self._taken = pulse, 0.0
             return False
-        return now - self._since > self._seconds + self._token_seconds * pulse.tokens
+        self._taken += between
+        return self._taken > self._seconds + self._token_seconds * pulse.tokens
 
     async def run(self) -> None:
         """Look until something hangs."""
         while not self.look():  # noqa: ASYNC110 # the model thread can't set an event while it hangs
             await asyncio.sleep(LOOK_SECONDS)
-        self._on_hang(f"a step with {self._seen.tokens} tokens takes longer than {self._clock() - self._since:.0f} s")
+        self._on_hang(f"a step with {self._seen.tokens} tokens takes longer than {self._taken:.0f} s")
