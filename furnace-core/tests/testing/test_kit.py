@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
 
 from furnace.contracts import Chunk, ChunkKind, EngineBusyError, InvalidRequestError, Output, State, UnsupportedError
-from furnace.testing import BatchStepModelConformance, runner
+from furnace.testing import BatchStepModelConformance, runner, threads
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
 from furnace.testing.step.driver import Steps
@@ -184,7 +185,28 @@ def test_what_hangs_in_a_thread_is_told_and_left() -> None:
     with pytest.raises(HungError, match=r"did not come to an end within 0.01 seconds"):
         thread.call(release.wait, limit=0.01, what="It")
     release.set()
-    assert thread.call(lambda: 3, limit=10, what="It") == 3
+    assert thread.call(lambda: 3, limit=60, what="It") == 3
+    thread.end()
+
+
+def test_work_that_ends_when_the_patience_does_has_its_result() -> None:
+    class LateFuture(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().result()
+            self.set_result(3)
+            raise TimeoutError
+
+    assert threads._result(LateFuture(), 1.0, "It") == 3
+
+
+def test_a_timeout_of_the_work_itself_is_no_hang() -> None:
+    def work() -> None:
+        raise TimeoutError("its own")
+
+    thread = WorkThread("times out")
+    with pytest.raises(TimeoutError, match="its own"):
+        thread.call(work, limit=60, what="It")
     thread.end()
 
 

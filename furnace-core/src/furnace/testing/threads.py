@@ -112,7 +112,8 @@ def _result(future: Future[T], limit: float, what: str) -> T:
         return future.result(limit)
     except TimeoutError:
         if future.done():
-            raise
+            # The work's own, or it has come to its end just now.
+            return future.result()
         raise HungError(_late(what, limit)) from None
 
 
