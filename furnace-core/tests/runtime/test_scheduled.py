@@ -458,6 +458,26 @@ def test_a_small_kv_budget_preempts_and_every_text_equals_its_solo_run(pipeline:
     run(test())
 
 
+def test_a_count_that_is_taken_while_a_sequence_grows_is_not_below_zero(
+    pipeline: TextPipeline, echo: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        model = echo(limits=Limits(max_open=8, max_step_tokens=64, max_logit_rows=64, kv_tokens=64, kv_block=8))
+        steps = gate(model)
+        async with started(Scheduled(model, pipeline)) as engine:
+            generation = await engine.generate(ask("hello"))
+            await asyncio.to_thread(steps.arrived)
+            kv = engine._steps._state.kv
+            counted = kv.distinct
+            # The model thread adds a block between the reading of all and the counting of those that run.
+            monkeypatch.setattr(kv, "distinct", lambda owners: counted(owners) + 1)
+            assert (engine.stats().kv_used, engine.stats().kv_cached) == (8, 0)
+            steps.open()
+            await collect(generation)
+
+    run(test())
+
+
 def test_a_row_without_a_usable_score_fails_alone(pipeline: TextPipeline, echo: Any) -> None:
     async def test() -> None:
         model = echo()

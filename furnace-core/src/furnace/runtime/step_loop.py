@@ -104,7 +104,8 @@ class StepLoop:
     def stats(self) -> SchedulerStats:
         """A snapshot. From any thread; its numbers may be of neighbouring steps."""
         state, kv = self._state, self._state.kv
-        kept = state.kv_kept
+        # What runs may grow while it is counted.
+        kept = max(0, state.kv_kept)
         return msgspec.structs.replace(
             self._jobs.stats,
             waiting=self._admission.waiting,
