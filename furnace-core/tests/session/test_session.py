@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -146,23 +149,57 @@ def test_a_stream_keeps_its_session_alive(engine: Any) -> None:
     assert list(stream) == ["one ", "two "]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background job begins with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_interrupt_cancels_the_call(
-    llm: Session, engine: Any, streaming: bool, request: pytest.FixtureRequest
-) -> None:
+def test_an_interrupt_cancels_the_call(llm: Session, engine: Any, streaming: bool) -> None:
     def interrupt() -> None:
         asyncio.run_coroutine_threadsafe(engine.hanging.wait(), engine.loop).result()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    # A shell's background job begins with interrupts ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     threading.Thread(target=interrupt).start()
     stream = llm.stream("hang on") if streaming else None
     with pytest.raises(KeyboardInterrupt):
         llm.chat("hang on") if stream is None else list(stream)
     assert ask_engine(llm, lambda: len(engine.held)) == 0
     assert str(llm.chat("again")) == "again "
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_does_not_wake_the_thread_that_waits_is_seen_all_the_same(llm: Session, engine: Any) -> None:
+    def interrupt() -> None:
+        looks = 0
+        while looks < 20:
+            looks += (
+                sys._current_frames()[threading.main_thread().ident or 0].f_code is threading.Condition.wait.__code__
+            )
+            time.sleep(0.001)
+        # What a signal leaves behind that came between the last look at signals and the wait.
+        _thread.interrupt_main()
+
+    waits_for_ever = threading.Timer(30, llm.close)
+    waits_for_ever.start()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat("hang on")
+    waits_for_ever.cancel()
+    assert ask_engine(llm, lambda: len(engine.held)) == 0
+
+
+def test_a_timeout_of_the_engine_itself_is_passed_on(llm: Session, engine: Any) -> None:
+    async def generate(request: Any) -> Any:
+        raise TimeoutError("its own")
+
+    engine.generate = generate
+    with pytest.raises(TimeoutError, match="its own"):
+        llm.chat("hi")
 
 
 def test_closing_ends_the_engine_once_and_later_calls_say_so(engine: Any) -> None:

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SIGNAL_SECONDS = 0.5
+
 
 class LoopThread:
     """Runs coroutines of any thread on one loop, until it is closed.
@@ -58,7 +60,7 @@ class LoopThread:
         call = _Call(coroutine)
         try:
             self._submit(call)
-            return call.result.result()
+            return _wait(call.result)
         except CancelledError:
             raise _closed() from None
         finally:
@@ -160,6 +162,16 @@ class _Call(Generic[T]):
             self.result.set_exception(error)
         else:
             self.result.set_result(task.result())
+
+
+def _wait(future: Future[T]) -> T:
+    """The result. A signal that comes just before the thread begins to wait does not wake it: so it wakes by itself."""
+    while True:
+        try:
+            return future.result(_SIGNAL_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()
 
 
 def _closed() -> EngineUnavailableError:
