@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from furnace.contracts import Chunk, ChunkKind, EngineBusyError, InvalidRequestError, Output, State, UnsupportedError
-from furnace.testing import BatchStepModelConformance, runner, threads
+from furnace.testing import BatchStepModelConformance, host, runner, threads
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
 from furnace.testing.step.driver import Steps
@@ -208,6 +208,37 @@ def test_a_timeout_of_the_work_itself_is_no_hang() -> None:
     with pytest.raises(TimeoutError, match="its own"):
         thread.call(work, limit=60, what="It")
     thread.end()
+
+
+def test_the_thread_of_a_model_begins_before_the_one_that_loaded_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Noted(WorkThread):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            self.name = name
+            order.append(f"{name} begins")
+
+        def end(self) -> None:
+            order.append(f"{self.name} ends")
+            super().end()
+
+    class CheckLorem(BatchStepModelConformance):
+        def make_model(self) -> MockModel:
+            return mock_model()
+
+    monkeypatch.setattr(host, "WorkThread", Noted)
+    kit = CheckLorem()
+    kit.setup_class()
+    kit.test_a_prompt_of_one_token_works()
+    kit.teardown_class()
+    assert order == [
+        "furnace-testing-load begins",
+        # Later it could get the number of the one that loaded, and what works in that thread alone would not be found.
+        "furnace-testing-model begins",
+        "furnace-testing-load ends",
+        "furnace-testing-model ends",
+    ]
 
 
 def test_what_waits_for_ever_on_a_loop_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from furnace.contracts import BatchStepModel, LlmEngine
@@ -13,6 +14,7 @@ from furnace.testing.verdict import ConformanceError, Inapplicable
 __all__ = ["EngineHost", "ModelHost"]
 
 T = TypeVar("T")
+ThreadT = TypeVar("ThreadT")
 
 _LOAD_SECONDS = 600.0
 _CLOSE_SECONDS = 60.0
@@ -83,8 +85,7 @@ class EngineHost:
         if self._unloadable is not None:
             raise self._unloadable  # what took long and failed is not tried for every check again
         try:
-            engine = _in_loader(self._make, "Loading the engine")
-            thread = LoopThread("furnace-testing-loop")
+            engine, thread = _in_loader(self._make, "Loading the engine", partial(LoopThread, "furnace-testing-loop"))
             try:
                 thread.call(engine.start(), limit=_LOAD_SECONDS, what="start()")
             except BaseException:
@@ -156,14 +157,13 @@ class ModelHost:
         if self._unloadable is not None:
             raise self._unloadable
         try:
-            model = _in_loader(self._make, "Loading the model")
+            self._loaded = _in_loader(self._make, "Loading the model", partial(WorkThread, "furnace-testing-model"))
         except Inapplicable as reason:
             self._unloadable = reason
             raise
         except Exception as error:
             self._unloadable = _not_loaded("The model", error)
             raise self._unloadable from error
-        self._loaded = model, WorkThread("furnace-testing-model")
         return self._loaded
 
 
@@ -175,11 +175,15 @@ def _unexpected(error: Exception, what: str) -> ConformanceError:
     )
 
 
-def _in_loader(make: Callable[[], T], what: str) -> T:
-    """Load in a thread of its own, as furnace does."""
+def _in_loader(make: Callable[[], T], what: str, begin: Callable[[], ThreadT]) -> tuple[T, ThreadT]:
+    """Load in a thread of its own, as furnace does, and begin the thread in which it runs.
+
+    Two threads that live at once: one that begins after the other's end may get its number, and what is bound to the
+    thread that loaded it would work there.
+    """
     loader = WorkThread("furnace-testing-load")
     try:
-        return loader.call(make, limit=_LOAD_SECONDS, what=what)
+        return loader.call(make, limit=_LOAD_SECONDS, what=what), begin()
     finally:
         loader.end()
 
