@@ -12,7 +12,18 @@ from contextlib import closing
 
 import pytest
 
-from furnace.contracts import Chunk, ChunkKind, EngineBusyError, InvalidRequestError, Output, State, UnsupportedError
+from furnace.contracts import (
+    Chunk,
+    ChunkKind,
+    EngineBusyError,
+    GenerateRequest,
+    Generation,
+    InvalidRequestError,
+    Output,
+    State,
+    UnsupportedError,
+)
+from furnace.runtime import Scheduled
 from furnace.testing import BatchStepModelConformance, host, runner, threads
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
@@ -22,6 +33,7 @@ from furnace.testing.step.random_schedules import ScheduleChecks
 from furnace.testing.step.schedule import Cut, Fork, Op, Open, Part, Release, Work, draw_schedule, smaller
 from furnace.testing.threads import HungError, LoopThread, WorkThread
 from furnace.testing.verdict import ConformanceError, Inapplicable, refused, require
+from furnace.testing.wrong.little_batch import LittleBatchModel
 from furnace_mock import MockModel, MockOptions, build_mock
 
 
@@ -178,6 +190,33 @@ def test_require_fails_with_its_message() -> None:
     require(True, "nothing")
     with pytest.raises(ConformanceError, match="do this"):
         require(False, "do this")
+
+
+@pytest.mark.parametrize("check", ["a_request_goes_on_after_it_was_preempted", "one_failing_sequence_ends_one_request"])
+def test_requests_that_have_to_run_beside_each_other_do_however_late_each_call_comes(
+    monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    admit = Scheduled.generate_many
+
+    async def late(engine: Scheduled, requests: Sequence[GenerateRequest]) -> list[Generation]:
+        # As on a machine that stalls: all that came before has ended. The model thread knows no event of this loop.
+        while (stats := engine.stats()) is not None and stats.waiting + stats.running:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
+        return await admit(engine, requests)
+
+    class CheckLittle(BatchStepModelConformance):
+        def make_model(self) -> LittleBatchModel:
+            return LittleBatchModel()
+
+    monkeypatch.setattr(Scheduled, "generate_many", late)
+    kit = CheckLittle()
+    kit.setup_class()
+    try:
+        getattr(kit, f"test_{check}")()
+    except Inapplicable as reason:
+        pytest.fail(f"it did not look: {reason}")  # it would be a skipped test
+    finally:
+        kit.teardown_class()
 
 
 def test_what_hangs_in_a_thread_is_told_and_left() -> None:

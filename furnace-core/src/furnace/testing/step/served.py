@@ -48,7 +48,7 @@ class ServedChecks(Conformance):
         due = [await client.answer(request) for request in requests]
         spy = _spy(client)
         with _Interruption(spy, OutOfKvError("none left"), after=False) as interruption:
-            answers = await client.answers(requests)
+            answers = await _together(client, requests)
         interruption.must_have_come()
         _same(client, answers, due, "a request that was preempted and replayed")
         await client.settle()
@@ -61,7 +61,7 @@ class ServedChecks(Conformance):
         due = [await client.answer(request) for request in requests]
         spy = _spy(client)
         with _Interruption(spy, RuntimeError("a planted failure"), after=True) as interruption:
-            answers = await client.answers(requests)
+            answers = await _together(client, requests)
         interruption.must_have_come()
         _same(client, answers, due, "a request whose step failed and that was replayed")
         await client.settle()
@@ -74,7 +74,7 @@ class ServedChecks(Conformance):
         due = [await client.answer(request) for request in requests]
         spy = _spy(client)
         with _Interruption(spy, StepError([0]), after=False) as interruption:
-            answers = await client.answers(requests)
+            answers = await _together(client, requests)
         interruption.must_have_come()
         failed = [place for place, answer in enumerate(answers) if isinstance(answer.events[-1], Failed)]
         require(len(failed) == 1, f"a StepError for one chunk ended {len(failed)} of {len(answers)} requests")
@@ -139,6 +139,12 @@ def _requests(client: Client) -> list[GenerateRequest]:
     return [
         client.ask(client.tokens(9 + 4 * place, "served", place), max_tokens=24, salt=str(place)) for place in range(3)
     ]
+
+
+async def _together(client: Client, requests: Sequence[GenerateRequest]) -> list[Answer]:
+    """Answers of requests that are admitted in one call, so that none has ended before another begins."""
+    generations = await client.engine.generate_many(requests)
+    return list(await asyncio.gather(*map(client.read, generations)))
 
 
 def _same(client: Client, answers: Sequence[Answer], due: Sequence[Answer], what: str) -> None:
