@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,7 +163,10 @@ def test_what_names_no_model_is_not_observed():
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), asyncio.CancelledError()])
-def test_an_observer_that_raises_disturbs_neither_requests_nor_others_and_does_not_fill_the_log(caplog, error):
+def test_an_observer_that_raises_disturbs_neither_requests_nor_others_and_does_not_fill_the_log(
+    caplog, monkeypatch, error
+):
+    monkeypatch.setattr(observers, "SLOW_SECONDS", math.inf)  # a machine that stalls in a hook is told of, too
     broken, sound = Observer(fails=error), Observer()
 
     async def test(driver):
@@ -186,6 +191,24 @@ def test_an_observer_that_blocks_is_named_in_the_log(caplog, monkeypatch):
 
     with_plugins(ScriptedEngine(), Observer()).run(test)
     assert "plugin 'Observer' held up all requests" in caplog.text
+
+
+def test_the_time_that_the_log_takes_is_not_the_observers(caplog, monkeypatch):
+    now = [0.0]
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            now[0] += 10.0
+
+    monkeypatch.setattr(observers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    log, slow = logging.getLogger("furnace.plugins"), Slow()
+    log.addHandler(slow)
+    try:
+        with_plugins(ScriptedEngine(), Observer(fails=ValueError("x"))).run(lambda driver: driver.call(CHAT, chat()))
+    finally:
+        log.removeHandler(slow)
+    assert "failed in its furnace_request_started hook" in caplog.text
+    assert "held up" not in caplog.text
 
 
 def test_a_route_of_a_plugin_is_served_with_request_id_and_log_line(caplog):

@@ -42,11 +42,13 @@ class Observers:
             began = time.perf_counter()
             try:
                 plugin.tell(hook, request)
+                took = time.perf_counter() - began
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # also SystemExit, and a cancellation that is not ours
+                took = time.perf_counter() - began  # without what the log takes to write a traceback
                 self._complaints.about(f"{plugin.label} failed in its {hook} hook", error)
-            if time.perf_counter() - began > SLOW_SECONDS:
+            if took > SLOW_SECONDS:
                 self._complaints.about(f"{plugin.label} held up all requests for over {SLOW_SECONDS} s in its {hook}")
 
 
