@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import pytest
 
 from furnace.checkpoint import CheckpointError
 from furnace.contracts import EngineUnavailableError, InvalidRequestError
-from furnace.text import WorkerRenderer
+from furnace.text import WorkerRenderer, template_process
 from furnace.text.chat_template import TemplateKilledError
 from furnace.text.template_process import TemplateLimits, TemplateProcess
 
@@ -27,7 +29,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux' memory 
 
 @pytest.fixture
 def renderer() -> Iterator[WorkerRenderer]:
-    made = WorkerRenderer({"default": MAYBE})
+    made = WorkerRenderer({"default": MAYBE}, limits=TemplateLimits(seconds=0.5))
     yield made
     made.close()
 
@@ -203,7 +205,8 @@ def test_a_replacement_that_is_killed_before_it_was_used_costs_no_request(render
 
 
 @linux
-def test_a_request_whose_worker_is_killed_is_rendered_by_another(renderer: WorkerRenderer) -> None:
+def test_a_request_whose_worker_is_killed_is_rendered_by_another() -> None:
+    renderer = WorkerRenderer({"default": MAYBE}, limits=NEVER)
     renderer.render({})
     (pid,) = pids(renderer)
     os.kill(pid, signal.SIGSTOP)
@@ -213,6 +216,7 @@ def test_a_request_whose_worker_is_killed_is_rendered_by_another(renderer: Worke
         os.kill(pid, signal.SIGKILL)
 
         assert rendering.result() == "x" * 1_000_000
+    renderer.close()
 
 
 def test_a_request_whose_workers_are_killed_twice_is_refused() -> None:
@@ -233,15 +237,47 @@ def test_a_request_whose_workers_are_killed_twice_is_refused() -> None:
 
 
 def test_a_worker_that_is_stopped_is_given_up(renderer: WorkerRenderer) -> None:
-    renderer = WorkerRenderer({"default": MAYBE}, limits=TemplateLimits(seconds=0.5))
     renderer.render({})
-    (pid,) = pids(renderer)
-    os.kill(pid, signal.SIGSTOP)
+    (worker,) = renderer._pool._idle
+    worker._limits = TemplateLimits(seconds=0.1, stall_seconds=0.1)
+    os.kill(worker.pid, signal.SIGSTOP)
 
     with pytest.raises(TemplateKilledError, match="took more than"):
         renderer.render({"text": "x"})
 
-    assert not exists(pid)
+    assert not exists(worker.pid)
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used."""
+    fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@linux
+def test_time_in_which_a_worker_does_not_run_is_not_the_templates() -> None:
+    limit = 1.0
+    renderer = WorkerRenderer(
+        {"default": "{% for a in range(n) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ n }}"},
+        limits=TemplateLimits(seconds=limit, stall_seconds=100),
+    )
+    renderer.render({"n": 0})
+    (pid,) = pids(renderer)
+    stopped = False
+    n = 8
+    while not stopped:
+        n *= 2
+        before = processor_seconds(pid)
+        with ThreadPoolExecutor(1) as threads:
+            rendering = threads.submit(renderer.render, {"n": n})
+            while processor_seconds(pid) == before and not rendering.done():
+                wait([rendering], timeout=0.001)
+            os.kill(pid, signal.SIGSTOP)
+            wait([rendering], timeout=1.5 * limit)
+            stopped = not rendering.done()
+            os.kill(pid, signal.SIGCONT)
+
+            assert rendering.result() == str(n)
     renderer.close()
 
 
@@ -252,17 +288,24 @@ class Interrupt(BaseException):
 def test_an_interrupted_rendering_leaves_no_answer_for_the_next() -> None:
     renderer = WorkerRenderer({"default": MAYBE}, limits=NEVER)
     renderer.render({})
+    main = threading.get_ident()
 
     def interrupt(number: int, frame: object) -> None:
         raise Interrupt
 
+    def interrupt_rendering() -> None:
+        while sys._current_frames()[main].f_code is not template_process._wait.__code__:
+            pass
+        signal.pthread_kill(main, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        interrupter = threading.Thread(target=interrupt_rendering)
         with pytest.raises(Interrupt):
+            interrupter.start()
             renderer.render({"bomb": "time"})
+        interrupter.join()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
     assert renderer.render({"text": "x"}) == "x"

@@ -89,7 +89,7 @@ def _ignore_signals() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if sys.platform != "win32":
         # What the engine ignores or blocks is inherited, and the alarm must work.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -118,12 +118,13 @@ def _limit_memory(size: int) -> None:
 def _alarm(seconds: float) -> Iterator[None]:
     """End the process if the block takes longer, also inside of a call into C that holds the GIL."""
     if sys.platform != "win32":
-        # No handler: the signal's default ends the process.
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        # Of processor time: that a busy machine lets it wait is not the template's fault. No handler: the signal's
+        # default ends the process.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     else:
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
         try:
