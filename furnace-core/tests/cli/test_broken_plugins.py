@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -34,8 +35,9 @@ BROKEN = {
     "newer": NEWER,
     "hookless": "x = 1",
 }
-# It ends by itself after 5 s: with a limit of 2 s it counts as a hang.
-HANGS = "import time\ntime.sleep(5)\n" + GOOD
+HANGS = "import threading\nthreading.Event().wait()\n" + GOOD
+# Seconds in which a plugin comes to where it hangs, or to its end: on a machine that stalls the first may be too few.
+SOON = ("2", "20")
 
 EXPECTED = {
     "raises": r"can't be imported: no luck today; pip install --upgrade furnace-raises, or pip uninstall",
@@ -61,7 +63,7 @@ def install(command: Any, name: str, code: str, requires: str = "") -> None:
 
 @pytest.fixture
 def broken(command: Any) -> Any:
-    """The command among all plugins that can't be imported, and one whose import takes 5 s."""
+    """The command among all plugins that can't be imported, and one whose import hangs."""
     for name, code in {**BROKEN, "hangs": HANGS}.items():
         install(command, name, code)
     info = command.site / "furnace_hooks-1.0.dist-info"
@@ -73,8 +75,8 @@ def broken(command: Any) -> Any:
 
 
 def errors_of(command: Any, *arguments: str) -> dict[str, str]:
-    """The errors that doctor finds with what was asked for."""
-    done = command("doctor", "--json", *arguments)
+    """The errors that doctor finds with what was asked for; it waits as long as any machine may need."""
+    done = command("doctor", "--json", "--timeout", "100", *arguments)
     assert done.stderr == ""
     report = json.loads(done.stdout)
     assert done.returncode == any(f["level"] == "error" for each in report["asked"] for f in each["findings"])
@@ -90,7 +92,7 @@ def test_no_plugin_is_imported_that_was_not_asked_for(broken: Any, arguments: tu
         "print(code, *sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=broken.env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments], env=broken.env, capture_output=True, text=True, timeout=240
     )
     status, *modules = done.stderr.split()
 
@@ -115,17 +117,49 @@ def test_doctor_says_why_an_engine_cannot_be_imported_and_what_to_do(broken: Any
     assert "\n" not in text
 
 
-def test_doctor_says_where_an_import_hangs(broken: Any) -> None:
-    text = errors_of(broken, "hangs", "--timeout", "2")["hangs"]
+def place_of_hang(command: Any, name: str) -> str:
+    """Where doctor says that an import hangs."""
+    for seconds in SOON:
+        text = errors_of(command, name, "--timeout", seconds)[name]
+        assert f"hangs while it was imported: {seconds} s were not enough" in text
+        if place := re.search(r"\(at (.*)\)", text):
+            return place[1]
+    pytest.fail(text)
 
-    assert re.search(r"hangs while it was imported: 2 s were not enough \(at .*furnace_hangs.py, line 2\)", text)
+
+def test_doctor_says_where_an_import_hangs(broken: Any) -> None:
+    assert place_of_hang(broken, "hangs").endswith("furnace_hangs.py, line 2")
+
+
+def test_what_a_plugin_told_while_doctor_did_not_run_counts(command: Any) -> None:
+    # Goes on with doctor when the check is over, and its time too.
+    wake = (
+        "import os, signal, sys, time\n"
+        "doctor, check, seconds = map(int, sys.argv[1:])\n"
+        "while os.getppid() == check:\n"
+        "    time.sleep(0.01)\n"
+        "time.sleep(seconds)\n"
+        "os.kill(doctor, signal.SIGCONT)\n"
+    )
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "os.kill(os.getppid(), signal.SIGSTOP)\n"
+        f"command = [sys.executable, '-c', {wake!r}, str(os.getppid()), str(os.getpid()), 'SECONDS']\n"
+        "subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
+    )
+    install(command, "stops", "")
+    for seconds in SOON:
+        (command.site / "furnace_stops.py").write_text(code.replace("SECONDS", seconds) + GOOD)
+        text = errors_of(command, "stops", "--timeout", seconds)["stops"]
+        if not text:
+            break
+    assert not text
 
 
 def test_an_import_that_hangs_in_native_code_and_keeps_the_gil_is_found_and_ended(command: Any) -> None:
     install(command, "stuck", "import ctypes\nctypes.PyDLL(None).sleep(3600)")
-    text = errors_of(command, "stuck", "--timeout", "2")["stuck"]
 
-    assert re.search(r"hangs while it was imported: 2 s were not enough \(at .*furnace_stuck.py, line 2\)", text)
+    assert place_of_hang(command, "stuck").endswith("furnace_stuck.py, line 2")
 
 
 def test_what_a_plugin_starts_ends_with_the_check_and_is_not_waited_for(command: Any) -> None:
@@ -137,8 +171,8 @@ def test_what_a_plugin_starts_ends_with_the_check_and_is_not_waited_for(command:
     )
     install(command, "parent", code + GOOD)
 
-    assert command("doctor", "parent").returncode == 0
-    assert not runs(int(file.read_text()))
+    assert errors_of(command, "parent") == {"parent": ""}
+    wait_for_end(int(file.read_text()))
 
 
 def test_what_a_plugin_forks_is_not_waited_for_and_may_print_without_end(command: Any) -> None:
@@ -148,12 +182,15 @@ def test_what_a_plugin_forks_is_not_waited_for_and_may_print_without_end(command
         "if child := os.fork():\n"
         f"    pathlib.Path({str(file)!r}).write_text(str(child))\n"
         "while not child:\n"
-        "    os.write(1, b'x' * 1000)\n"
+        "    try:\n"
+        "        os.write(1, b'x' * 1000)\n"
+        "    except OSError:\n"
+        "        pass\n"
     )
     install(command, "forks", code + GOOD)
 
     assert errors_of(command, "forks") == {"forks": ""}
-    assert not runs(int(file.read_text()))
+    wait_for_end(int(file.read_text()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a process that its parent ended")
@@ -168,22 +205,28 @@ def test_an_import_that_hangs_ends_with_a_doctor_that_is_killed(command: Any) ->
         assert reader.read() == ""  # the end of the file comes with the end of who had it open
 
 
-def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie, which is left for whoever adopted it."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return bool(done.stdout.strip()) and not done.stdout.startswith("Z")
+def wait_for_end(pid: int) -> None:
+    """Wait for the end of a process that was killed; a zombie is left for whoever adopted it."""
+    end = time.monotonic() + 60
+    state = "?"
+    while state and not state.startswith("Z"):
+        assert time.monotonic() < end, "it still runs after a minute"
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
 
 
-def test_an_import_of_five_seconds_is_waited_for_and_remarked_on(broken: Any) -> None:
-    done = broken("doctor", "hangs")
+def test_an_import_of_three_seconds_is_waited_for_and_remarked_on(command: Any) -> None:
+    install(command, "slow", "import time\ntime.sleep(3)\n" + GOOD)
+    done = command("doctor", "slow")
 
     assert done.returncode == 0
-    assert re.search(r"importing it took [5-9]\.\d s: what takes long belongs in create\(\)", done.stdout)
+    assert re.search(r"importing it took [3-9]\.\d s: what takes long belongs in create\(\)", done.stdout)
 
 
 def test_all_are_checked_and_none_hurts_the_others(broken: Any) -> None:
-    (broken.site / "furnace_hangs.py").write_text("import threading; threading.Event().wait()")
-    errors = errors_of(broken, "--all", "--timeout", "5")
+    for seconds in SOON:
+        errors = errors_of(broken, "--all", "--timeout", seconds)
+        if not errors["acme"] + errors["python"]:
+            break
 
     # There may be more in the environment of the tests.
     assert errors.keys() >= {*BROKEN, "hangs", "acme", "python", "hooks"}

@@ -74,13 +74,15 @@ def _no_core_dump() -> None:
 def _check_engine(task: Task, teller: _Teller) -> None:
     from furnace.plugins.engine_spec import EngineSpec
     from furnace.plugins.options import build_options, describe_options
-    from furnace.plugins.registry import load_factory
+    from furnace.plugins.registry import find_engine, import_factory
 
     checked = teller.checked
+    # What it takes to look through all that is installed is not the plugin's.
+    engine = find_engine(task.name)
     teller.begin("import")
     _note_import(checked)
     begun = time.monotonic()
-    factory = load_factory(task.name)
+    factory = import_factory(engine)
     checked.seconds = time.monotonic() - begun
     _note_import(checked)
     checked.api_version = factory.api_version
@@ -107,9 +109,10 @@ def _check_plugin(task: Task, teller: _Teller) -> None:
     from furnace.plugins.installed import installed_plugins
     from furnace.plugins.server_plugin import load_plugins
 
+    others = [plugin.name for plugin in installed_plugins() if plugin.name != task.name]
     teller.begin("import")
     begun = time.monotonic()
-    load_plugins([plugin.name for plugin in installed_plugins() if plugin.name != task.name])
+    load_plugins(others)
     teller.checked.seconds = time.monotonic() - begun
 
 

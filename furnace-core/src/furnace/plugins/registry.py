@@ -21,7 +21,7 @@ from furnace.plugins.api_version import version_problem
 from furnace.plugins.errors import BrokenPluginError, DuplicateSchemeError, UnknownSchemeError, describe
 from furnace.plugins.installed import InstalledPlugin, installed
 
-__all__ = ["InstalledEngine", "find_engine", "installed_engines", "load_factory"]
+__all__ = ["InstalledEngine", "find_engine", "import_factory", "installed_engines", "load_factory"]
 
 FIRST_PARTY = {
     "candle": "furnace-candle-bridge",
@@ -89,10 +89,18 @@ def load_factory(scheme: str) -> EngineFactory[Any]:
     Raises:
         UnknownSchemeError: nobody brings it.
         DuplicateSchemeError: several distributions bring it.
+        BrokenPluginError: see ``import_factory``.
+    """
+    return import_factory(find_engine(scheme))
+
+
+def import_factory(engine: InstalledEngine) -> EngineFactory[Any]:
+    """Import the plugin of an engine, and no other, and ask its hook for the factory.
+
+    Raises:
         BrokenPluginError: the import fails (with whatever exception), the hook is missing or wrong, or the factory
             was written for another version of the contracts.
     """
-    engine = find_engine(scheme)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:
@@ -102,7 +110,7 @@ def load_factory(scheme: str) -> EngineFactory[Any]:
     except BaseException as error:  # also SystemExit, and a panic of a Rust extension: one line each
         _broken(engine, f"can't be imported: {describe(error)}", error)
     try:
-        manager.register(plugin, name=scheme)
+        manager.register(plugin, name=engine.scheme)
         manager.check_pending()
     except Exception as error:
         _broken(engine, f"has a hook that does not fit: {describe(error)}", error)
