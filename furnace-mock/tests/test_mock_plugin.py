@@ -16,7 +16,7 @@ from furnace_mock.plugin import furnace_engine
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_hook_gives_a_factory_for_this_furnace() -> None:

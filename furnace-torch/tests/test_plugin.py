@@ -116,7 +116,7 @@ def test_serve_with_debug_shows_what_the_probe_found() -> None:
     try:
         assert "serving tiny-lm" in served.stdout.readline()
         served.send_signal(signal.SIGINT)
-        _, log = served.communicate(timeout=60)
+        _, log = served.communicate(timeout=240)
     finally:
         served.kill()
         served.wait()

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 PLUGINS = HERE / "api_1"
 MODELS = ("old-engine", "old-step", "old-batch")
 # Far beyond what it takes: a server that hangs must not hang the tests.
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def environment() -> dict[str, str]:
@@ -118,12 +118,12 @@ def test_its_hooks_are_called(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "old-1"}, timeout=60)
     assert answer.status_code == 200
 
-    told = [told for told in httpx.get(f"{url}/old/told").json() if told[1] == "old-1"]
+    told = [told for told in httpx.get(f"{url}/old/told", timeout=60).json() if told[1] == "old-1"]
     assert [moment for moment, *_ in told] == ["started", "first_token", "ended", "times"]
     assert told[0][2:] == ["text_completion", "old-engine"]
     assert told[2][2:] == [200, "stop", 3]
-    assert httpx.get(f"{url}/old/models").json() == dict.fromkeys(MODELS, 128)
-    metrics = httpx.get(f"{url}/metrics").text
+    assert httpx.get(f"{url}/old/models", timeout=60).json() == dict.fromkeys(MODELS, 128)
+    metrics = httpx.get(f"{url}/metrics", timeout=60).text
     assert "old_models 3.0" in metrics
     assert 'old_told_total{moment="ended"}' in metrics
 

@@ -17,7 +17,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 FURNACE = str(Path(sys.executable).with_name("furnace"))
 # Far beyond what anything here takes: a program that hangs must not hang the tests.
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 Serve = Callable[..., str]
 

@@ -127,5 +127,5 @@ def test_the_api_is_mounted_in_an_application_of_ones_own(serve: Callable[..., s
     command = [sys.executable, "-m", "uvicorn", "app:app", "--port", "0"]
     url = serve(command, EXAMPLES / "mounted", ENGINE="mock:echo")
 
-    assert httpx.get(url).text == "The models are echo. The API is at /llm/v1."
+    assert httpx.get(url, timeout=60).text == "The models are echo. The API is at /llm/v1."
     assert "".join(greedy_stream(f"{url}/llm", "echo")) == "Hello!"

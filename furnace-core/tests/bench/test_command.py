@@ -16,7 +16,7 @@ from furnace.bench import ClosedLoop, OpenLoop, Report
 from furnace.cli import main
 from furnace.server import Server
 
-SLACK = 60
+SLACK = 240
 """Seconds after which a test that hangs is a failure; no result depends on them."""
 
 ENV = {**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"}

@@ -254,9 +254,10 @@ def smollm2() -> Path:
 
 
 def test_smollm2_opens_at_once_and_equals_the_gguf_package(smollm2: Path) -> None:
-    start = time.perf_counter()
+    # Of the processor: what else runs on the machine takes time too.
+    start = time.process_time()
     checkpoint = open_checkpoint(smollm2)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     reference = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2).tensors}
     names = {
         "embed": "token_embd.weight",

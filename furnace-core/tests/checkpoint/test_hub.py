@@ -150,6 +150,8 @@ def open_model(hub: Hub, tmp_path: Path) -> Opener:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "HF_HOME": str(tmp_path / "hf-home"),
             "HF_ENDPOINT": hub.url,
+            "HF_HUB_ETAG_TIMEOUT": "60",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "60",
         } | settings
         done = subprocess.run(
             [sys.executable, CLIENT, model, *own_weights],
@@ -158,7 +160,7 @@ def open_model(hub: Hub, tmp_path: Path) -> Opener:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=240,
         )
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer | {"stderr": done.stderr}

@@ -45,7 +45,7 @@ class Command:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

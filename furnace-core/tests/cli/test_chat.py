@@ -23,7 +23,7 @@ def piped(command: Any, *arguments: str, input: bytes) -> subprocess.CompletedPr
         env=command.env,
         input=input,
         capture_output=True,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -153,4 +153,4 @@ def test_on_a_terminal_an_interrupt_stops_the_answer_and_end_of_file_the_chat(co
         terminal.wait_for("> ")
         terminal.type("\x04")
 
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(240) == 0

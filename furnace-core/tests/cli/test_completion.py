@@ -27,7 +27,7 @@ def test_the_script_is_one_that_the_shell_can_read(command: Any, shell: str) -> 
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"there is no {shell} here")
-    assert subprocess.run([program, "-n"], input=done.stdout, text=True, timeout=60).returncode == 0
+    assert subprocess.run([program, "-n"], input=done.stdout, text=True, timeout=240).returncode == 0
 
 
 def test_bash_puts_no_space_behind_the_colon_of_a_scheme(command: Any) -> None:
@@ -36,7 +36,7 @@ def test_bash_puts_no_space_behind_the_colon_of_a_scheme(command: Any) -> None:
     assert program is not None
     ask = "\ncomplete -p furnace; compopt() { echo compopt $*; }; COMP_WORDS=(furnace doctor ac); COMP_CWORD=2\n"
     ask += "furnace() { :; }; env() { echo plain,acme:; }; _furnace_completion furnace; echo ${COMPREPLY[*]}\n"
-    done = subprocess.run([program, "--norc"], input=script + ask, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, "--norc"], input=script + ask, capture_output=True, text=True, timeout=240)
 
     assert done.stdout.splitlines()[1:] == ["compopt -o nospace", "acme:"]
 

@@ -28,7 +28,7 @@ def imported_by(command: Any, *arguments: str) -> set[str]:
         "print(code, *sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=command.env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments], env=command.env, capture_output=True, text=True, timeout=240
     )
     status, *modules = done.stderr.split()
     assert status == "0", done.stderr
@@ -70,13 +70,17 @@ def test_help_takes_at_most_8_times_what_the_interpreter_needs_to_start(command:
 
     def seconds(arguments: list[str]) -> float:
         before = time.perf_counter()
-        subprocess.run(arguments, env=env, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        subprocess.run(arguments, env=env, check=True, stdout=subprocess.DEVNULL, timeout=240)
         return time.perf_counter() - before
 
     seconds(help)
-    # In turns, and the fastest of each: what a busy machine adds, it adds to both.
-    pairs = [(seconds(help), seconds(nothing)) for _ in range(8)]
-    assert min(pair[0] for pair in pairs) <= 8 * min(pair[1] for pair in pairs)
+    # In turns, and the fastest of each: what a busy machine adds, it adds to both. A very busy one needs more turns.
+    pairs: list[tuple[float, float]] = []
+    ratio = float("inf")
+    while len(pairs) < 8 or (len(pairs) < 60 and ratio > 8):
+        pairs.append((seconds(help), seconds(nothing)))
+        ratio = min(pair[0] for pair in pairs) / min(pair[1] for pair in pairs)
+    assert ratio <= 8
 
 
 def test_the_version_is_furnaces(command: Any) -> None:
@@ -187,7 +191,7 @@ def test_a_reader_that_has_enough_gets_no_complaint(command: Any) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "furnace", "engines"], env=command.env, stdout=write, stderr=subprocess.PIPE, timeout=60
+        [sys.executable, "-m", "furnace", "engines"], env=command.env, stdout=write, stderr=subprocess.PIPE, timeout=240
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")

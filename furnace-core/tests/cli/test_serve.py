@@ -18,7 +18,7 @@ UrlOf = Callable[[Any], str]
 
 def models(url: str) -> list[str]:
     """What a client sees in the list of models."""
-    return [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+    return [model["id"] for model in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]]
 
 
 def test_it_says_where_it_serves_and_ends_cleanly_on_ctrl_c(command: Any, url_of: UrlOf) -> None:
@@ -27,10 +27,11 @@ def test_it_says_where_it_serves_and_ends_cleanly_on_ctrl_c(command: Any, url_of
     answer = httpx.post(
         f"{url}/v1/chat/completions",
         json={"model": "demo", "messages": [{"role": "user", "content": "hello"}]},
+        timeout=60,
     )
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out == ""
     assert err.splitlines()[0] == "furnace: demo: loading weights"
@@ -54,11 +55,11 @@ def test_a_signal_ends_it_while_a_stream_runs(command: Any, url_of: UrlOf, numbe
         lines = answer.iter_lines()
         assert "hello" in next(line for line in lines if "content" in line and "hello" in line)
         process.send_signal(number)
-        while httpx.get(f"{url}/readyz").status_code != 503:
+        while httpx.get(f"{url}/readyz", timeout=60).status_code != 503:
             pass  # a second signal would be lost in the first until that has arrived
         process.send_signal(number)
         rest = list(lines)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert any('"error"' in line for line in rest)
     assert "Traceback" not in err
@@ -69,7 +70,7 @@ def test_ctrl_c_ends_it_while_a_model_loads(command: Any) -> None:
     while "done" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in err
 
@@ -89,14 +90,14 @@ def test_a_bound_that_an_engine_cannot_take_is_told(command: Any, url_of: UrlOf)
     process = command.start("serve", "-e", "acme:demo", "--port", "0", "--max-queue", "3")
     url_of(process)
     process.send_signal(signal.SIGINT)
-    assert "max_queue is not used" in process.communicate(timeout=30)[1]
+    assert "max_queue is not used" in process.communicate(timeout=60)[1]
 
 
 def test_an_open_address_without_keys_is_a_warning(command: Any, url_of: UrlOf) -> None:
     process = command.start("serve", "-e", "acme:demo", "--host", "0.0.0.0", "--port", "0")
     url_of(process)
     process.send_signal(signal.SIGINT)
-    assert "there are no keys" in process.communicate(timeout=30)[1]
+    assert "there are no keys" in process.communicate(timeout=60)[1]
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_an_installed_plugin_sees_requests_in_the_http_process(
     audit(PLUGIN)
     url = url_of(command.start("serve", "--engine", "acme:demo", "--port", "0"))
     body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
-    httpx.post(f"{url}/v1/chat/completions", json=body)
+    httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     # The engine lives elsewhere.
-    assert httpx.get(f"{url}/audit").json() == ["demo stop", "demo", "False"]
+    assert httpx.get(f"{url}/audit", timeout=60).json() == ["demo stop", "demo", "False"]
 
 
 def test_a_broken_plugin_ends_the_start_with_its_name_and_the_way_on(
@@ -73,9 +73,9 @@ def test_without_the_broken_plugin_it_serves(
 ) -> None:
     audit("raise SystemExit('no licence')")
     process = command.start("serve", "--engine", "acme:demo", "--port", "0", *option)
-    assert httpx.get(f"{url_of(process)}/audit").status_code == 404
+    assert httpx.get(f"{url_of(process)}/audit", timeout=60).status_code == 404
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 

@@ -132,7 +132,7 @@ def test_the_command_prints_tables_or_json_and_its_exit_code_says_whether_they_d
     arguments = [f"python:{MODELS}:plain", f"python:{MODELS}:{b}", "--prompts", str(prompts)]
     run = [sys.executable, "-m", "furnace", "diff", *arguments, "--raw", "--ignore-eos", "--max-tokens", "8"]
     table, data = (
-        subprocess.run([*run, *more], capture_output=True, text=True, timeout=120) for more in ([], ["--json"])
+        subprocess.run([*run, *more], capture_output=True, text=True, timeout=240) for more in ([], ["--json"])
     )
 
     assert (table.returncode, data.returncode) == (code, code)
@@ -142,7 +142,7 @@ def test_the_command_prints_tables_or_json_and_its_exit_code_says_whether_they_d
 
 def test_a_mistake_in_b_is_told_before_a_runs() -> None:
     run = [sys.executable, "-m", "furnace", "diff", f"python:{MODELS}:plain", "nobody:x"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=240)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("furnace: no installed engine has the scheme 'nobody'")

@@ -33,7 +33,7 @@ class StepGate:
             self._open = True
             self._changed.notify_all()
 
-    def wait_for_arrival(self, step: int, timeout: float = 10.0) -> None:
+    def wait_for_arrival(self, step: int, timeout: float = 60.0) -> None:
         """Block the test until a step has come to the gate.
 
         Args:
