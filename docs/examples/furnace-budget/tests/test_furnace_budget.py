@@ -21,42 +21,43 @@ def budget() -> Budget:
 
 
 @pytest.fixture
-def url(budget: Budget) -> Iterator[str]:
-    with furnace.Server(port=0, plugins=[budget]).llm("mock:echo").background() as server:
-        yield server.url
+def client(budget: Budget) -> Iterator[httpx.Client]:
+    server = furnace.Server(port=0, plugins=[budget]).llm("mock:echo")
+    with server.background(), httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
 
 
-def ask(url: str) -> int:
+def ask(client: httpx.Client) -> int:
     """How many tokens one request takes."""
-    answer = httpx.post(f"{url}/v1/chat/completions", json=ASK)
+    answer = client.post("/v1/chat/completions", json=ASK)
     answer.raise_for_status()
     return int(answer.json()["usage"]["total_tokens"])
 
 
-def test_tokens_of_all_requests_are_added_up_and_shown(url: str) -> None:
-    assert httpx.get(f"{url}/budget").json() == {}
+def test_tokens_of_all_requests_are_added_up_and_shown(client: httpx.Client) -> None:
+    assert client.get("/budget").json() == {}
 
-    used = ask(url) + ask(url)
+    used = ask(client) + ask(client)
 
-    assert httpx.get(f"{url}/budget").json() == {"echo": {"tokens": used, "over": used > 10}}
-    metrics = httpx.get(f"{url}/metrics").text
+    assert client.get("/budget").json() == {"echo": {"tokens": used, "over": used > 10}}
+    metrics = client.get("/metrics").text
     assert f'budget_tokens_total{{model="echo"}} {float(used)}' in metrics
     assert "budget_silent_requests 0.0" in metrics
 
 
-def test_going_over_the_budget_is_said_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_going_over_the_budget_is_said_once(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "furnace_budget")
 
     for _ in range(4):
-        ask(url)
+        ask(client)
 
     assert len([record for record in caplog.records if record.name == "furnace_budget"]) == 1
 
 
-def test_a_refused_request_costs_nothing(url: str) -> None:
-    assert httpx.post(f"{url}/v1/chat/completions", json={**ASK, "max_tokens": -1}).status_code == 400
+def test_a_refused_request_costs_nothing(client: httpx.Client) -> None:
+    assert client.post("/v1/chat/completions", json={**ASK, "max_tokens": -1}).status_code == 400
 
-    assert httpx.get(f"{url}/budget").json() == {"echo": {"tokens": 0, "over": False}}
+    assert client.get("/budget").json() == {"echo": {"tokens": 0, "over": False}}
 
 
 def test_a_request_is_silent_from_its_start_to_its_first_token_or_its_end(budget: Budget) -> None:
