@@ -206,10 +206,28 @@ class FailureWithoutUsage(LittleEngine):
 
 @caught_by("test_what_comes_while_it_closes_has_an_end")
 class AdmitsWhileItCloses(LittleEngine):
-    """Puts requests into the queue a little later, where nobody ends them when it is closed meanwhile."""
+    """Puts requests into the queue a little later, and waits with that while it is closed: then nobody ends them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = asyncio.Lock()
+        self._late: set[asyncio.Task[None]] = set()
 
     def admit(self, job: LittleJob) -> None:
-        asyncio.get_running_loop().call_later(0.02, super().admit, job)
+        late = asyncio.get_running_loop().create_task(self._admit(job))
+        self._late.add(late)
+        late.add_done_callback(self._late.discard)
+
+    async def _admit(self, job: LittleJob) -> None:
+        # Not a time: on a busy machine closing could take longer, and would find the request in the queue.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        async with self._lock:
+            super().admit(job)
+
+    async def aclose(self) -> None:
+        async with self._lock:
+            await super().aclose()
 
 
 @caught_by("test_two_engines_in_one_process_keep_apart")
