@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -25,6 +26,8 @@ from furnace.contracts import (
 )
 from furnace.runtime import Scheduled
 from furnace.testing import BatchStepModelConformance, host, runner, threads
+from furnace.testing.engine.client import Client
+from furnace.testing.engine.patience import Patience
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
 from furnace.testing.step.driver import Steps
@@ -34,6 +37,8 @@ from furnace.testing.step.schedule import Cut, Fork, Op, Open, Part, Release, Wo
 from furnace.testing.threads import HungError, LoopThread, WorkThread
 from furnace.testing.verdict import ConformanceError, Inapplicable, refused, require
 from furnace.testing.wrong.little_batch import LittleBatchModel
+from furnace.testing.wrong.little_engine import LittleEngine
+from furnace.testing.wrong.little_generation import LittleGeneration
 from furnace_mock import MockModel, MockOptions, build_mock
 
 
@@ -338,3 +343,41 @@ def test_a_run_skips_the_rest_after_three_checks_in_a_row_that_waited_in_vain(mo
 def test_the_kit_needs_no_pytest() -> None:
     code = "import sys, furnace.testing.runner; raise SystemExit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class StallsOnce(LittleEngine):
+    """Admits the first of the requests that should run beside another when that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def generate(self, request: GenerateRequest) -> LittleGeneration:
+        if not request.cache_salt:
+            self.asked += 1
+            if self.asked == 1:
+                await self.running[0].ended.wait()
+        return await super().generate(request)
+
+
+async def test_requests_are_asked_again_where_the_one_beside_which_they_should_run_ended_before_them() -> None:
+    engine = StallsOnce()
+    await engine.start()
+    client = Client(engine)
+    answers = await client.together([client.ask(max_tokens=length) for length in (2, 3)])
+    await engine.aclose()
+    assert [answer.usage.completion_tokens for answer in answers] == [2, 3]
+    assert engine.asked >= 4
+
+
+def test_patience_is_not_lost_while_the_machine_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    patience = Patience(2.0)
+    now += 60.0
+    assert not patience.over()
+    looks = 0
+    while not patience.over():
+        now += 0.125
+        looks += 1
+    assert looks == 15

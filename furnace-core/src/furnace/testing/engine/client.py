@@ -32,12 +32,15 @@ from furnace.contracts import (
     Usage,
 )
 from furnace.contracts.errors import quote
+from furnace.testing.engine.patience import Patience
 from furnace.testing.seed import generator
-from furnace.testing.verdict import Inapplicable, fail, require
+from furnace.testing.verdict import ConformanceError, Inapplicable, fail, require
 
 __all__ = ["Answer", "Client"]
 
 _SETTLE_SECONDS = 20.0
+_LENGTHS = (128, 256, 512)
+"""Of the request beside which others run, in each try: the next is for when that ended before them."""
 _ID = "request"
 """Of every request: the choices of one HTTP request have one id, too."""
 
@@ -83,6 +86,11 @@ class Answer:
         if not isinstance(last, Finished):
             fail(f"the last event is {_kind(last)}. End each request with exactly one Finished or Failed.")
         return last
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.events or isinstance(self.events[-1], Finished | Failed)
 
     @property
     def usage(self) -> Usage:
@@ -168,6 +176,18 @@ class Client:
             answers += await asyncio.gather(*map(self.read, generations))
         return answers
 
+    async def together(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
+        """As ``answers``, and all of them beside one more request: on a busy machine each may have the engine alone."""
+        for length in _LENGTHS:
+            (beside,) = await self.fill([self.ask(max_tokens=length, salt="beside")])
+            await self.read_texts(beside, 1)
+            answers = await self.answers(requests)
+            onward = await self.read_texts(beside, 1)
+            await beside.aclose()
+            if not onward.ended:
+                break
+        return answers
+
     async def fill(self, requests: Sequence[GenerateRequest], after: str = "all others ended") -> list[Generation]:
         """Admit requests until the engine says that its queue is full, which it may.
 
@@ -179,8 +199,7 @@ class Client:
             ConformanceError: not even one is admitted, and that does not change with time.
         """
         admitted: list[Generation] = []
-        loop = asyncio.get_running_loop()
-        end = loop.time() + _SETTLE_SECONDS
+        patience = Patience(_SETTLE_SECONDS)
         for request in requests:
             while True:
                 try:
@@ -189,7 +208,7 @@ class Client:
                 except EngineBusyError as error:
                     if admitted:
                         return admitted
-                    if loop.time() > end:
+                    if patience.over():
                         fail(
                             f"after {after} the engine has no room for one request: EngineBusyError: "
                             f"{quote(error.message)} Give back a request's place, in the queue too, on every path: "
@@ -250,10 +269,9 @@ class Client:
         stats = self.engine.stats()
         if stats is None:
             return None
-        loop = asyncio.get_running_loop()
-        end = loop.time() + _SETTLE_SECONDS
+        patience = Patience(_SETTLE_SECONDS)
         while stats.waiting or stats.running or stats.kv_used:
-            if loop.time() > end:
+            if patience.over():
                 fail(
                     f"all requests have ended, but stats() still says waiting={stats.waiting}, "
                     f"running={stats.running}, kv_used={stats.kv_used}. Free everything when a request ends, on "
@@ -274,7 +292,11 @@ class Client:
             ConformanceError: it does not.
         """
         try:
-            answer = await self.answer(self.ask("Hello", max_tokens=3))
+            # What was left a moment ago may still have its place.
+            (generation,) = await self.fill([self.ask("Hello", max_tokens=3)], after)
+            answer = await self.read(generation)
+        except ConformanceError:
+            raise
         except Exception as error:
             fail(f"after {after} the engine refuses a plain request: {type(error).__name__}: {quote(str(error))}")
         require(

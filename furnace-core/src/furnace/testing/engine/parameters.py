@@ -56,7 +56,7 @@ class ParameterChecks(Conformance):
             alone = await _if_served(client, request)
             if alone is not None:
                 served.append((params, request, alone))
-        together = await client.answers([request for _, request, _ in served * 2])
+        together = await client.together([request for _, request, _ in served * 2])
         for (params, _, alone), answer in zip(served * 2, together, strict=True):
             require(
                 answer.tokens == alone.tokens and answer.text == alone.text,

@@ -186,7 +186,7 @@ async def _alone_and_in_company(client: Client, params: dict[str, float | int]) 
         client.ask("x " * (3 + 11 * place), max_tokens=4 + 9 * place, salt=f"company {place}", temperature=1.0)
         for place in range(5)
     ]
-    answers = await client.answers([*company[:2], request, *company[2:], request])
+    answers = await client.together([*company[:2], request, *company[2:], request])
     for answer in (answers[2], answers[6]):
         require(
             answer.tokens == alone.tokens and answer.text == alone.text,
