@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 from furnace.contracts import (
+    EngineBusyError,
     EngineUnavailableError,
     Event,
     Failed,
@@ -151,7 +152,7 @@ class LifeChecks(Conformance):
                     await asyncio.sleep(0)
                 try:
                     generation = await engine.generate(other.ask("A prompt to be read. " * 8, max_tokens=None))
-                except EngineUnavailableError:
+                except (EngineBusyError, EngineUnavailableError):
                     return None
                 finally:
                     answered.set()
