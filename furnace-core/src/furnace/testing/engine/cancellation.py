@@ -8,13 +8,19 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from furnace.contracts import Generation
+from furnace.contracts import GenerateRequest, Generation
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Client
+from furnace.testing.engine.crowds import admit_at_once
 from furnace.testing.verdict import Inapplicable, require
 
 __all__ = ["CancellationChecks", "cancelled_while_it_admits"]
 
+_TRIES = 5
+_LONGER = (1, 2, 4, 8)
+"""Requests are so many times as long in each try: in the first ones some may have ended before all others came."""
+_BESIDE = 64
+"""Tokens of another request, in which it shows whether one goes on."""
 _STEPS = 3
 """A step that runs, one that was planned already, and one for the command to arrive."""
 
@@ -25,9 +31,10 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_a_request_that_was_just_admitted_can_be_cancelled(self, client: Client) -> None:
         """``aclose`` right after ``generate``, before anything is read."""
-        generation = await client.submit(client.ask(max_tokens=None))
-        await generation.aclose()
-        await _stopped(client, generation, "right after generate()")
+        for _ in range(_TRIES):  # in some of them the model has seen nothing of it
+            generation = await client.submit(client.ask(max_tokens=None))
+            await generation.aclose()
+            await _stopped(client, generation, "right after generate()")
 
     @engine_check
     async def test_a_prefill_can_be_cancelled(self, client: Client) -> None:
@@ -59,21 +66,25 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_a_request_in_the_queue_can_be_cancelled(self, client: Client) -> None:
         """Many requests at once; the last ones are left before their turn, the first ones finish."""
-        generations = await client.fill([client.ask(max_tokens=8, salt=str(place)) for place in range(24)])
-        left = generations[len(generations) // 2 :]
-        for generation in left:
-            await generation.aclose()
-        counts = [generation.usage.completion_tokens for generation in left]
-        for generation in generations[: -len(left)]:
-            _ = (await client.read(generation)).finished
-        await client.settle()
-        for generation, count in zip(left, counts, strict=True):
-            require(not await generation.batch(), "a request that was cancelled in the queue still got events")
-            require(
-                generation.usage.completion_tokens - count <= _STEPS,
-                f"a request that was cancelled with {count} tokens went on to {generation.usage.completion_tokens}. "
-                "Take it out of the queue: it must never run.",
-            )
+        for longer in _LONGER:
+            requests = [client.ask(max_tokens=8 * longer, salt=str(place)) for place in range(24)]
+            admitted = [generation for _, generation in await admit_at_once(client, requests)]
+            first, left = admitted[: len(admitted) // 2], admitted[len(admitted) // 2 :]
+            for generation in left[::-1]:
+                await generation.aclose()
+            counts = [generation.usage.completion_tokens for generation in left]
+            for generation in first:
+                _ = (await client.read(generation)).finished
+            await client.settle()
+            for generation, count in zip(left, counts, strict=True):
+                require(not await generation.batch(), "a request that was cancelled in the queue still got events")
+                require(
+                    generation.usage.completion_tokens - count <= _STEPS,
+                    f"a request that was cancelled with {count} tokens went on to "
+                    f"{generation.usage.completion_tokens}. Take it out of the queue: it must never run.",
+                )
+            if counts.count(0) > len(left) // 2:
+                return
 
     @engine_check
     async def test_a_waiting_batch_ends_with_aclose(self, client: Client) -> None:
@@ -152,26 +163,10 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_cancelling_one_leaves_the_others(self, client: Client) -> None:
         """Of six streams every second one is left; the others finish with what they get alone."""
-        requests = [client.ask(f"Story number {place}", max_tokens=20 + place) for place in range(6)]
-        alone = [await client.answer(request) for request in requests]
-        generations = [await client.submit(request) for request in requests]
-        readers = [asyncio.create_task(client.read(generation)) for generation in generations[::2]]
-        for place, generation in enumerate(generations[1::2]):
-            await client.read_texts(generation, place)
-            await generation.aclose()
-        for expected, reader in zip(alone[::2], readers, strict=True):
-            answer = await reader
-            require(
-                answer.usage.completion_tokens == expected.usage.completion_tokens,
-                f"after others were cancelled a stream has {answer.usage.completion_tokens} tokens, alone it has "
-                f"{expected.usage.completion_tokens}",
-            )
-            if client.can.deterministic:
-                require(
-                    answer.text == expected.text,
-                    f"after others were cancelled a stream says {answer.text!r}, alone {expected.text!r}",
-                )
-        await client.settle()
+        for longer in _LONGER:
+            requests = [client.ask(f"Story number {place}", max_tokens=20 * longer + place) for place in range(6)]
+            if await _one_of_several_is_left(client, requests):
+                return
 
     @engine_check
     async def test_cancelled_requests_leave_no_place_taken(self, client: Client) -> None:
@@ -200,44 +195,91 @@ class CancellationChecks(Conformance):
     @engine_check
     async def test_a_cancelled_request_is_not_computed_on(self, client: Client) -> None:
         """After ``aclose`` its count of tokens stands still, while another stream goes on."""
-        companion = await client.submit(client.ask("Companion", max_tokens=200))
-        generation = await client.submit(client.ask(max_tokens=None))
-        await client.read_texts(generation, 2)
-        await generation.aclose()
-        # What was under way at that moment may still be counted.
-        await client.read_texts(companion, 3)
-        before = generation.usage.completion_tokens
-        await client.read(companion)
+        ran_on: list[int] = []
+        for most in (200, 200, None, None, None):
+            companion = await client.submit(client.ask("Companion", max_tokens=most))
+            generation = await client.submit(client.ask(max_tokens=None))
+            await client.read_texts(generation, 2)
+            await generation.aclose()
+            # What was under way at that moment may still be counted.
+            await client.read_texts(companion, 3)
+            before, beside = generation.usage.completion_tokens, companion.usage.completion_tokens
+            await client.read(companion)
+            more = generation.usage.completion_tokens - before
+            await client.settle()
+            if companion.usage.completion_tokens - beside < _BESIDE:
+                continue
+            if more <= 1:
+                return
+            ran_on.append(more)
         require(
-            generation.usage.completion_tokens <= before + 1,
-            f"a cancelled request went from {before} to {generation.usage.completion_tokens} tokens while another one "
-            "ran. Stop within one step.",
+            len(ran_on) < 2,
+            f"in {len(ran_on)} tries a request got {ran_on} tokens after it was cancelled, while another one ran. Stop "
+            "within one step.",
         )
-        await client.settle()
 
 
 async def cancelled_while_it_admits(
     client: Client, ask: Callable[[], Coroutine[Any, Any, list[Generation]]], what: str
 ) -> None:
     """Nothing runs on of what a task asked for that is cancelled at one of its first turns."""
-    before = await client.settle()
-    for turns in range(6):
-        task = asyncio.create_task(ask())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            for generation in await task:
-                await generation.aclose()
-        del task
-    gc.collect()
-    after = await client.settle()
+    ran_on = 0
+    for _ in range(_TRIES):  # a quick engine may have come to the end of what is closed at once
+        before = await client.settle()
+        for turns in range(6):
+            task = asyncio.create_task(ask())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                for generation in await task:
+                    await generation.aclose()
+            del task
+        gc.collect()
+        # It comes through the same threads: what was asked for before is admitted now, if it ever is.
+        await client.works(f"tasks were cancelled in {what}")
+        after = await client.settle()
+        ran_on = 0 if before is None or after is None else after.finished - before.finished - 1
+        if not ran_on:
+            return
     require(
-        before is None or after is None or after.finished == before.finished,
-        f"a task was cancelled in {what}, and what it asked for ran to its end. Undo the admission when {what} is "
-        "cancelled.",
+        not ran_on,
+        f"tasks were cancelled in {what}, and what some had asked for ran to its end, in every try. Undo the admission "
+        f"when {what} is cancelled.",
     )
-    await client.works(f"tasks were cancelled in {what}")
+
+
+async def _one_of_several_is_left(client: Client, requests: list[GenerateRequest]) -> bool:
+    """Every second of several streams is left, and each other one finishes with what it gets alone.
+
+    Returns:
+        Whether each that was left ran, and another one beside it.
+    """
+    alone = [await client.answer(request) for request in requests]
+    generations = [await client.submit(request) for request in requests]
+    readers = [asyncio.create_task(client.read(generation)) for generation in generations[::2]]
+    beside = True
+    for place, generation in enumerate(generations[1::2]):
+        await client.read_texts(generation, place + 1)
+        counts = [each.usage.completion_tokens for each in generations]
+        wholes = [answer.usage.completion_tokens for answer in alone]
+        running = [0 < count < whole for count, whole in zip(counts, wholes, strict=True)]
+        beside = beside and running[2 * place + 1] and any(running[::2])
+        await generation.aclose()
+    for expected, reader in zip(alone[::2], readers, strict=True):
+        answer = await reader
+        require(
+            answer.usage.completion_tokens == expected.usage.completion_tokens,
+            f"after others were cancelled a stream has {answer.usage.completion_tokens} tokens, alone it has "
+            f"{expected.usage.completion_tokens}",
+        )
+        if client.can.deterministic:
+            require(
+                answer.text == expected.text,
+                f"after others were cancelled a stream says {answer.text!r}, alone {expected.text!r}",
+            )
+    await client.settle()
+    return beside
 
 
 async def _stopped(client: Client, generation: Generation, when: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from furnace.contracts import GenerateRequest, Generation
 from furnace.testing.conformance import Conformance, engine_check
 from furnace.testing.engine.client import Client
+from furnace.testing.engine.crowds import admit_at_once
 from furnace.testing.verdict import Inapplicable, require
 
 __all__ = ["LoadChecks"]
@@ -25,6 +26,7 @@ BLOCKED_SECONDS = 0.2
 _TRIES = 5
 _REQUESTS = 200
 _LONG = 128
+_AT_ONCE = 64
 _MEMORY_BYTES = 64 << 20
 
 
@@ -101,21 +103,22 @@ class LoadChecks(Conformance):
     @engine_check
     async def test_generate_returns_before_the_answer_is_there(self, client: Client) -> None:
         """A request is admitted, then computed: ``generate`` does not wait for the output."""
-        whole = 0
+        whole: dict[int | None, int] = {}
         for turn in range(_TRIES):
-            generation = await client.submit(client.ask(max_tokens=_LONG, salt=str(turn)))
+            most = _LONG if turn < 2 else None  # of a quick engine the whole context
+            generation = await client.submit(client.ask(max_tokens=most, salt=str(turn)))
             counted = generation.usage.completion_tokens
-            if turn == 0:
-                whole = (await client.read(generation)).usage.completion_tokens
+            if most not in whole:
+                whole[most] = (await client.read(generation)).usage.completion_tokens
             await generation.aclose()
-            if counted < max(1, whole - 1):
+            if counted < max(1, whole[most] - 1):
                 return
-        if whole < _LONG // 2:
+        if whole[_LONG] < _LONG // 2:
             raise Inapplicable("the model's answers are too short to tell")
         require(
             False,
-            f"when generate() returned, all {whole} tokens of the answer were there already, in {_TRIES} of {_TRIES} "
-            "tries. Admit the request, return, and generate in a task or thread.",
+            f"when generate() returned, all {whole[None]} tokens of the answer were there already, in {_TRIES} of "
+            f"{_TRIES} tries. Admit the request, return, and generate in a task or thread.",
         )
 
     @engine_check
@@ -171,20 +174,29 @@ class LoadChecks(Conformance):
     @engine_check
     async def test_many_requests_at_once_all_end(self, client: Client) -> None:
         """64 requests of all lengths at once, or as many as the queue takes: each ends, with its own token count."""
-        lengths = [1 + 7 * place % 19 for place in range(64)]
-        requests = [
-            client.ask(f"Request {place} " * (1 + place % 5), max_tokens=length, temperature=1.0 if place % 2 else 0.0)
-            for place, length in enumerate(lengths)
-        ]
-        admitted = await client.fill(requests)
-        answers = await asyncio.gather(*map(client.read, admitted))
-        for length, answer in zip(lengths, answers, strict=False):  # a full queue refuses the last ones
-            count = answer.usage.completion_tokens
-            require(
-                count == length or answer.finished.matched is not None,
-                f"beside {len(answers) - 1} others a request for {length} tokens got {count}",
+        for longer in (1, 2, 4):
+            admitted = await admit_at_once(
+                client,
+                [
+                    client.ask(
+                        f"Request {place} " * (1 + place % 5),
+                        max_tokens=longer * (1 + 7 * place % 19),
+                        temperature=1.0 if place % 2 else 0.0,
+                    )
+                    for place in range(_AT_ONCE)
+                ],
             )
-        await client.settle()
+            beside = sum(not generation.usage.completion_tokens for _, generation in admitted)
+            answers = await asyncio.gather(*(client.read(generation) for _, generation in admitted))
+            for (request, _), answer in zip(admitted, answers, strict=True):
+                length, count = request.params.max_tokens, answer.usage.completion_tokens
+                require(
+                    count == length or answer.finished.matched is not None,
+                    f"beside {len(answers) - 1} others a request for {length} tokens got {count}",
+                )
+            await client.settle()
+            if beside > _AT_ONCE * 5 // 8:  # else many had ended when the last ones came
+                return
 
 
 class _Timed(Generic[T]):

@@ -129,11 +129,13 @@ async def _leave_prefills(client: Client) -> None:
     """Leave prompts in their prefill, and ask each again."""
     length = min(client.engine.max_context - 16, _LONGEST)
     loop = asyncio.get_running_loop()
-    probe = await client.submit(client.ask(client.tokens(length, "probe"), max_tokens=None))
-    began = loop.time()
-    await client.read_texts(probe, 1)
-    whole = loop.time() - began
-    await probe.aclose()
+    whole = float("inf")
+    for turn in range(3):  # noise may make one longer than a prefill is
+        probe = await client.submit(client.ask(client.tokens(length, "probe", turn), max_tokens=None))
+        began = loop.time()
+        await client.read_texts(probe, 1)
+        whole = min(whole, loop.time() - began)
+        await probe.aclose()
     for place in range(_PLACES):
         # A prompt that was answered is cached whole, and has no prefill any more.
         prompt = client.tokens(length, "left in its prefill", place)
