@@ -301,8 +301,8 @@ def test_an_interrupted_rendering_leaves_no_answer_for_the_next() -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         interrupter = threading.Thread(target=interrupt_rendering)
+        interrupter.start()
         with pytest.raises(Interrupt):
-            interrupter.start()
             renderer.render({"bomb": "time"})
         interrupter.join()
     finally:
