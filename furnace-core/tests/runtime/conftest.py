@@ -11,6 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from furnace.contracts import BatchStepModel, Chunk, Limits, OutOfKvError, Output
+from furnace.runtime import recorder, scheduled
 from furnace.text import TextPipeline
 
 END = 256
@@ -132,6 +133,13 @@ class Gate:
         """Let all steps go from now on."""
         self._open = True
         self._go.release(1000)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stalls a thread may need long for its end; no test here closes what hangs."""
+    for module in (recorder, scheduled):
+        monkeypatch.setattr(module, "_JOIN_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")
