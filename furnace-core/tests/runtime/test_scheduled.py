@@ -41,7 +41,7 @@ from furnace.contracts import (
     TokenInput,
     UnsupportedError,
 )
-from furnace.runtime import Scheduled
+from furnace.runtime import Scheduled, watchdog
 from furnace.runtime.plain_model import PlainModel
 from furnace.scheduler import SchedulerConfig
 from furnace.text import TextPipeline
@@ -526,7 +526,11 @@ def test_when_the_model_thread_dies_everything_ends_and_health_says_so(pipeline:
     run(test())
 
 
-def test_a_model_that_hangs_is_found_and_everything_ends(pipeline: TextPipeline, echo: Any, gate: Any) -> None:
+def test_a_model_that_hangs_is_found_and_everything_ends(
+    pipeline: TextPipeline, echo: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.01)
+
     async def test() -> None:
         model = echo(limits=Limits(max_open=1, max_step_tokens=64, max_logit_rows=9))
         steps = gate(model)
