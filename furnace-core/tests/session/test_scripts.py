@@ -62,7 +62,7 @@ def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +23,7 @@ from furnace.contracts import (
     Generation,
     InvalidRequestError,
     Output,
+    SchedulerStats,
     State,
     UnsupportedError,
 )
@@ -30,6 +33,7 @@ from furnace.testing.engine.client import Client
 from furnace.testing.engine.patience import Patience
 from furnace.testing.runner import Check, Outcome, Result, Run, all_checks
 from furnace.testing.seed import current_seed, generator, set_seed
+from furnace.testing.step import served
 from furnace.testing.step.driver import Steps
 from furnace.testing.step.play import Play, PlayError
 from furnace.testing.step.random_schedules import ScheduleChecks
@@ -222,6 +226,24 @@ def test_requests_that_have_to_run_beside_each_other_do_however_late_each_call_c
         pytest.fail(f"it did not look: {reason}")  # it would be a skipped test
     finally:
         kit.teardown_class()
+
+
+async def test_a_state_that_is_on_its_way_back_is_not_left_open() -> None:
+    # The scheduler counts it as kept, then as gone, and then the model has it back.
+    cached, still_open = [1, 0, 0], [1, 1, 0]
+
+    class Returning:
+        wrong: ClassVar[list[str]] = []
+
+        def stats(self) -> SchedulerStats:
+            return SchedulerStats(kv_cached=cached.pop(0))
+
+        @property
+        def open_states(self) -> int:
+            return still_open.pop(0)
+
+    model = Returning()
+    await served._released(SimpleNamespace(engine=model), model)  # type: ignore[arg-type] # all that it looks at
 
 
 def test_what_hangs_in_a_thread_is_told_and_left() -> None:
