@@ -220,7 +220,8 @@ def run_in_dev(session: nox.Session, program: str, *arguments: str, env: dict[st
 
 def run_pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment, with the real model that some tests need."""
-    environment = {"FURNACE_SMOLLM2": str(smollm2(session))}
+    # Spinning threads of torch starve each other on a busy machine.
+    environment = {"FURNACE_SMOLLM2": str(smollm2(session)), "OMP_WAIT_POLICY": "passive"}
     run_in_dev(session, "pytest", *PATIENT, *arguments, env=environment)
 
 
