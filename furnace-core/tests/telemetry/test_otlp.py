@@ -72,7 +72,7 @@ def test_spans_are_sent_at_the_end_at_the_latest(monkeypatch, named):
             logging.getLogger("collector").debug("%s", args)
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever)
+        thread = threading.Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
         if named:
