@@ -16,6 +16,7 @@ from furnace.testing.engine.crowds import (
     CROWD,
     TRIES,
     Crowd,
+    admit_at_once,
     enough_tries,
     fill_up,
     full_queue,
@@ -36,7 +37,7 @@ _OUTLASTED = 3
 _ENOUGH = 3
 """So many tries must tell something."""
 _REFUSED = 300
-_ROUNDS = 4
+_ROUNDS = 10
 _WAKE_SECONDS = 20.0
 
 
@@ -107,7 +108,7 @@ class WaitingChecks(Conformance):
         after = "all others ended"
         places: list[int] = []
         # Some that wait when the queue refuses one may have begun when they are left: then it has room for a few.
-        while len(places) < 2 or (len(places) < _ROUNDS and places[-1] < places[0] // 2):
+        while len(places) < 2 or (len(places) < _ROUNDS and places[-1] < places[0] // 4):
             admitted = await fill_up(client, after)
             places.append(len(admitted))
             await leave(client, admitted)
@@ -317,15 +318,21 @@ async def _held_up(client: Client, length: int) -> int | None:
     """Long requests beside each other: how many calls of ``generate`` had not returned when the first one had ended.
 
     Returns:
-        None if not all had been asked by then.
+        None if that can't be said: too few had been asked by then, or calls take as long where there is a place.
     """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    short = await admit_at_once(client, [client.ask(max_tokens=1)] * (_CALLS // 4))
+    take = 4 * (loop.time() - began)
+    await leave(client, [generation for _, generation in short])
     first = await client.submit(client.ask(max_tokens=length))
     begun = await client.read_texts(first, 1)
     crowd = Crowd([first], min(length, client.engine.max_context - begun.started.prompt_tokens))
-    outside, held = _CALLS, 0
+    outside = held = 0
 
     async def call(place: int) -> None:
         nonlocal outside, held
+        outside += 1
         with contextlib.suppress(EngineBusyError):
             generation = await client.submit(client.ask(max_tokens=length, salt=str(place)))
             if crowd.ended() and not held:
@@ -338,12 +345,11 @@ async def _held_up(client: Client, length: int) -> int | None:
 
     # So that an engine that looks for a place before it tokenizes sees those that came before, and all are there when
     # half of the first request's time is over.
-    pause = length * await token_seconds(client) / (2 * _CALLS)
+    half = length * await token_seconds(client) / 2
     calls: list[asyncio.Task[None]] = []
-    for place in range(_CALLS):
-        calls.append(asyncio.create_task(call(place)))
-        await asyncio.wait(calls[-1:], timeout=pause)
-    asked_in_time = not crowd.ended()
+    while len(calls) < _CALLS and not crowd.ended():
+        calls.append(asyncio.create_task(call(len(calls))))
+        await asyncio.wait(calls[-1:], timeout=half / _CALLS)
     pending = set(calls)
     while pending and not held:
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -351,7 +357,8 @@ async def _held_up(client: Client, length: int) -> int | None:
         await generation.aclose()
     await asyncio.gather(*calls)
     await client.settle()
-    return held if asked_in_time else None
+    told = take < half if held >= _HELD else len(calls) >= _CALLS // 2
+    return held if told else None
 
 
 async def _gives_its_place(client: Client, give_up: Callable[[list[Generation]], Awaitable[None]], how: str) -> None:
