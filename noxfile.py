@@ -72,7 +72,7 @@ def tests(session: nox.Session) -> None:
     with log.open("wb") as output:
         first_half = subprocess.Popen(  # noqa: S603 - what is run is ours
             [str(dev_bin(session) / "pytest"), *PATIENT, *FIRST_HALF],
-            env={**os.environ, "FURNACE_SMOLLM2": str(smollm2(session))},
+            env={**os.environ, **environment_of_tests(session)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -219,10 +219,13 @@ def run_in_dev(session: nox.Session, program: str, *arguments: str, env: dict[st
 
 
 def run_pytest(session: nox.Session, *arguments: str) -> None:
-    """Run pytest in the shared environment, with the real model that some tests need."""
-    # Spinning threads of torch starve each other on a busy machine.
-    environment = {"FURNACE_SMOLLM2": str(smollm2(session)), "OMP_WAIT_POLICY": "passive"}
-    run_in_dev(session, "pytest", *PATIENT, *arguments, env=environment)
+    """Run pytest in the shared environment."""
+    run_in_dev(session, "pytest", *PATIENT, *arguments, env=environment_of_tests(session))
+
+
+def environment_of_tests(session: nox.Session) -> dict[str, str]:
+    """The real model that some tests need, and threads of torch that wait: spinning, they starve each other."""
+    return {"FURNACE_SMOLLM2": str(smollm2(session)), "OMP_WAIT_POLICY": "passive"}
 
 
 def smollm2(session: nox.Session) -> Path:

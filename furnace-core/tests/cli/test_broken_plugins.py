@@ -131,31 +131,6 @@ def test_doctor_says_where_an_import_hangs(broken: Any) -> None:
     assert place_of_hang(broken, "hangs").endswith("furnace_hangs.py, line 2")
 
 
-def test_what_a_plugin_told_while_doctor_did_not_run_counts(command: Any) -> None:
-    # Goes on with doctor when the check is over, and its time too.
-    wake = (
-        "import os, signal, sys, time\n"
-        "doctor, check, seconds = map(int, sys.argv[1:])\n"
-        "while os.getppid() == check:\n"
-        "    time.sleep(0.01)\n"
-        "time.sleep(seconds)\n"
-        "os.kill(doctor, signal.SIGCONT)\n"
-    )
-    code = (
-        "import os, signal, subprocess, sys\n"
-        "os.kill(os.getppid(), signal.SIGSTOP)\n"
-        f"command = [sys.executable, '-c', {wake!r}, str(os.getppid()), str(os.getpid()), 'SECONDS']\n"
-        "subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)\n"
-    )
-    install(command, "stops", "")
-    for seconds in SOON:
-        (command.site / "furnace_stops.py").write_text(code.replace("SECONDS", seconds) + GOOD)
-        text = errors_of(command, "stops", "--timeout", seconds)["stops"]
-        if not text:
-            break
-    assert not text
-
-
 def test_an_import_that_hangs_in_native_code_and_keeps_the_gil_is_found_and_ended(command: Any) -> None:
     install(command, "stuck", "import ctypes\nctypes.PyDLL(None).sleep(3600)")
 

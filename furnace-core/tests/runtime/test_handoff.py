@@ -90,7 +90,7 @@ def test_the_sequence_of_a_reader_that_does_not_read_is_cancelled(
             (event,) = await generation.batch()
             assert isinstance(event, Failed)
             # It is counted before its state is released.
-            while model.opened:  # noqa: ASYNC110 # as above
+            while model.opened:  # noqa: ASYNC110 # the model thread knows no event of this loop
                 await asyncio.sleep(0.01)
         finally:
             await engine.aclose()

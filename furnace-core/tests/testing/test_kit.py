@@ -208,8 +208,8 @@ def test_requests_that_have_to_run_beside_each_other_do_however_late_each_call_c
     admit = Scheduled.generate_many
 
     async def late(engine: Scheduled, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        # As on a machine that stalls: all that came before has ended. The model thread knows no event of this loop.
-        while (stats := engine.stats()) is not None and stats.waiting + stats.running:  # noqa: ASYNC110 - see above
+        # As on a machine that stalls: all that came before has ended.
+        while (now := engine.stats()) is not None and now.waiting + now.running:  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.001)
         return await admit(engine, requests)
 

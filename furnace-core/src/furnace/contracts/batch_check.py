@@ -17,7 +17,7 @@ def check_batch(model: BatchStepModel, batch: Sequence[Chunk], length_of: Callab
 
     Args:
         model: its ``vocab_size``, ``max_context``, ``limits`` and ``capabilities`` count.
-        batch: what ``step`` got.
+        batch: what ``step`` got. Two chunks are of one state if it is one object.
         length_of: how many tokens a state holds; None for one that was released.
 
     Raises:
